@@ -1,0 +1,39 @@
+#pragma once
+#include <initializer_list>
+#include <span>
+
+#include "autograd/tape.h"
+#include "runtime/random.h"
+#include "runtime/stream.h"
+
+namespace detr {
+
+/// What every op is handed: a stream, a tape or none (inference), and whether the model trains.
+class Context {
+ public:
+  Context(Stream stream, Tape* tape, bool training) : stream_(std::move(stream)), tape_(tape), training_(training) {}
+
+  const Stream& stream() const { return stream_; }
+  Tape* tape() const { return tape_; }
+  bool training() const { return training_; }
+  /// The same without a tape: what is computed in it is constant.
+  Context without_tape() const { return {stream_, nullptr, training_}; }
+
+  Tensor empty(const Shape& shape, DType dtype) const { return stream_.empty(shape, dtype); }
+  Tensor empty_like(const Tensor& tensor) const { return stream_.empty_like(tensor); }
+
+  /// A parameter, or its rows [begin, end), as a variable.
+  Variable leaf(const Parameter& parameter);
+  Variable leaf(const Parameter& parameter, std::int64_t begin, std::int64_t end);
+
+  /// Wraps an op's result; appends a node if there is a tape and one of the inputs wants a gradient.
+  Variable record(const char* name, std::initializer_list<Variable> inputs, const Tensor& y, Backward backward);
+  Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward);
+
+ private:
+  Stream stream_;
+  Tape* tape_ = nullptr;
+  bool training_ = false;
+};
+
+}  // namespace detr

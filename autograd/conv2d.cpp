@@ -1,0 +1,1 @@
+#include "autograd/conv2d.h"

@@ -1,0 +1,20 @@
+#pragma once
+#include "autograd/context.h"
+#include "kernels/activation.h"
+
+namespace detr {
+
+/// Running statistics of a batch norm, updated in place in training.
+struct RunningStats {
+  Tensor mean, var;
+};
+
+/// Batch norm with the residual (may be undefined) and activation that follow it. `batch_statistics`: normalise with the
+/// statistics of x and update `running`; otherwise with `running`. Shapes: kernels/batch_norm.h.
+Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual,
+                    kernels::Activation activation, double eps, double momentum, bool batch_statistics, RunningStats running);
+
+/// Layer norm of x + residual (residual may be undefined). Shapes: kernels/layer_norm.h.
+Variable layer_norm(Context& ctx, const Variable& x, const Variable& residual, const Variable& weight, const Variable& bias, double eps);
+
+}  // namespace detr

@@ -1,0 +1,157 @@
+#include "autograd/tape.h"
+
+#include <map>
+
+#include "autograd/context.h"
+#include "kernels/pointwise.h"
+#include "runtime/error.h"
+
+namespace detr {
+namespace {
+
+/// Where the gradient of rows [begin, end) of a parameter goes. `fresh` says that nothing of this step lies there yet.
+bool claim_rows(Parameter::State& state, std::int64_t begin, std::int64_t end) {
+  for (const auto& [from, to] : state.written) {
+    if (from == begin && to == end) return false;
+    DETR_CHECK(end <= from || to <= begin, "tape: ", state.name, " is used by overlapping parts of its rows");
+  }
+  state.written.emplace_back(begin, end);
+  return true;
+}
+
+}  // namespace
+
+int Tape::append(Node node) {
+  nodes_.push_back(std::move(node));
+  return static_cast<int>(nodes_.size()) - 1;
+}
+
+Variable Tape::input(const Tensor& value) {
+  Node node;
+  node.name = "input";
+  node.shape = value.shape();
+  node.dtype = value.dtype();
+  node.is_input = true;
+  return {value, append(std::move(node))};
+}
+
+Variable Tape::leaf(const Parameter& parameter, std::int64_t begin, std::int64_t end) {
+  const Tensor value = parameter.shape().rank() ? parameter.value().slice(begin, end) : parameter.value();
+  if (!parameter.trainable()) return Variable(value);
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    if (node.is_parameter && node.parameter.index() == parameter.index() && node.begin == begin && node.end == end)
+      return {value, static_cast<int>(i)};
+  }
+  Node node;
+  node.name = parameter.name();
+  node.shape = value.shape();
+  node.dtype = parameter.grad().dtype();
+  node.parameter = parameter;
+  node.begin = begin;
+  node.end = end;
+  node.is_parameter = true;
+  return {value, append(std::move(node))};
+}
+
+Variable Tape::record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward) {
+  Node node;
+  node.name = name;
+  node.shape = y.shape();
+  node.dtype = y.dtype();
+  for (const Variable& input : inputs) node.inputs.push_back(input.node());
+  node.backward = std::move(backward);
+  return {y, append(std::move(node))};
+}
+
+void Tape::backward(Context& ctx, const Variable& loss, const std::function<void(const Parameter&)>& on_ready) {
+  DETR_CHECK(loss.value().numel() == 1, "backward: the loss must have one element, got ", loss.value());
+  Tensor one = ctx.empty_like(loss.value());
+  kernels::fill(ctx.stream(), 1.0, one);
+  backward(ctx, loss, one, on_ready);
+}
+
+void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, const std::function<void(const Parameter&)>& on_ready) {
+  reached_.clear();
+  if (!output.wants_grad()) return;   // a constant: every parameter is missing
+  expect_like(output.value(), "backward: seed", seed, output.shape());
+
+  // From the output, not from all nodes: what the output ignores must not be waited for. Counts the contributions that each
+  // parameter will get.
+  const auto last = static_cast<std::size_t>(output.node());
+  std::vector<char> live(last + 1, 0);
+  std::map<std::int64_t, int> contributions;
+  live[last] = 1;
+  if (nodes_[last].is_parameter) reached_.insert(nodes_[last].parameter.index());
+  for (std::size_t i = last + 1; i-- > 0;) {
+    if (!live[i]) continue;
+    for (const int input : nodes_[i].inputs) {
+      if (input < 0) continue;
+      const Node& source = nodes_[static_cast<std::size_t>(input)];
+      live[static_cast<std::size_t>(input)] = 1;
+      if (!source.is_parameter) continue;
+      ++contributions[source.parameter.index()];
+      reached_.insert(source.parameter.index());
+    }
+  }
+
+  nodes_[last].grad = seed;
+  for (std::size_t i = last + 1; i-- > 0;) {
+    Node& node = nodes_[i];
+    if (!live[i] || !node.backward) continue;
+    run_node(ctx, node);
+    if (observer) observer(node.name, node.grad);
+    node.backward = nullptr;   // what it saved is free from here on
+    node.grad = Tensor();
+    for (const int input : node.inputs) {
+      if (input < 0) continue;
+      const Node& source = nodes_[static_cast<std::size_t>(input)];
+      if (source.is_parameter && --contributions[source.parameter.index()] == 0 && on_ready) on_ready(source.parameter);
+    }
+  }
+}
+
+void Tape::run_node(Context& ctx, Node& node) {
+  const std::size_t count = node.inputs.size();
+  std::vector<Tensor> destinations(count);
+  std::vector<Tensor*> want(count, nullptr);
+  std::vector<Tensor> sums(count);   // defined where the destination is a contribution that must be added here
+  for (std::size_t i = 0; i < count; ++i) {
+    if (node.inputs[i] < 0) continue;
+    Node& source = nodes_[static_cast<std::size_t>(node.inputs[i])];
+    if (source.is_parameter) {
+      const Tensor& grad = source.parameter.grad();
+      const Tensor rows = grad.rank() ? grad.slice(source.begin, source.end) : grad;
+      if (claim_rows(source.parameter.state(), source.begin, source.end)) {
+        destinations[i] = rows;
+      } else {
+        sums[i] = rows;
+      }
+    } else if (!source.grad.defined()) {
+      source.grad = ctx.empty(source.shape, source.dtype);
+      destinations[i] = source.grad;
+    } else {
+      sums[i] = source.grad;
+    }
+    if (sums[i].defined()) destinations[i] = ctx.empty(source.shape, source.dtype);
+    want[i] = &destinations[i];
+  }
+  node.backward(ctx, node.grad, want);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (sums[i].defined()) kernels::accumulate(ctx.stream(), destinations[i], sums[i]);
+  }
+}
+
+const Tensor& Tape::gradient(const Variable& input) const {
+  DETR_CHECK(input.node() >= 0 && static_cast<std::size_t>(input.node()) < nodes_.size() &&
+                 nodes_[static_cast<std::size_t>(input.node())].is_input,
+             "tape: gradient of something that is no input");
+  return nodes_[static_cast<std::size_t>(input.node())].grad;
+}
+
+void Tape::clear() {
+  nodes_.clear();
+  reached_.clear();
+}
+
+}  // namespace detr

@@ -1,0 +1,70 @@
+#pragma once
+#include <functional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "autograd/parameter.h"
+#include "autograd/variable.h"
+#include "runtime/stream.h"
+
+namespace detr {
+
+class Context;
+
+/// One destination per input of an op, null where no gradient is wanted. The op overwrites each that is not null.
+using Wanted = std::span<Tensor* const>;
+/// Computes the wanted gradients of an op from the gradient of its output.
+using Backward = std::function<void(Context& ctx, const Tensor& dy, Wanted want)>;
+
+/// Nodes in the order in which the ops ran; backward goes through them from the end. Adding contributions is the tape's job,
+/// in tape order; kernels overwrite. Used for one forward and one backward, then cleared.
+class Tape {
+ public:
+  /// A leaf whose gradient is kept on the tape (tests, inputs of a checked function).
+  Variable input(const Tensor& value);
+  /// Rows [begin, end) of a parameter; a constant if the parameter is not trained. Same rows, same node. The gradient goes
+  /// straight into the parameter's slice of the gradient buffer.
+  Variable leaf(const Parameter& parameter, std::int64_t begin, std::int64_t end);
+  /// Appends the node of an op; inputs that want no gradient are remembered as such.
+  Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward);
+
+  /// Backward from a scalar with gradient 1, or from any variable with the gradient given. `on_ready` is called for each
+  /// parameter once its last contribution of this pass has been computed.
+  void backward(Context& ctx, const Variable& loss, const std::function<void(const Parameter&)>& on_ready = {});
+  void backward(Context& ctx, const Variable& output, const Tensor& seed, const std::function<void(const Parameter&)>& on_ready = {});
+
+  /// After backward: the gradient of an input(), undefined if the output does not depend on it.
+  const Tensor& gradient(const Variable& input) const;
+  /// After backward: whether the output reached the parameter. One that it did not reach is missing: neither zero nor an error.
+  bool reached(const Parameter& parameter) const { return reached_.contains(parameter.index()); }
+
+  /// Called after each node's backward with its name and output gradient (a debugging aid).
+  std::function<void(const std::string& name, const Tensor& gradient)> observer;
+
+  std::size_t size() const { return nodes_.size(); }
+  void clear();
+
+ private:
+  struct Node {
+    std::string name;
+    std::vector<int> inputs;       // node of each input, -1 where none is wanted
+    Shape shape;
+    DType dtype = DType::f32;
+    Backward backward;             // empty for leaves
+    Tensor grad;
+    Parameter parameter;           // of a parameter leaf
+    std::int64_t begin = 0, end = 0;
+    bool is_parameter = false;
+    bool is_input = false;
+  };
+
+  int append(Node node);
+  void run_node(Context& ctx, Node& node);
+
+  std::vector<Node> nodes_;
+  std::set<std::int64_t> reached_;
+};
+
+}  // namespace detr

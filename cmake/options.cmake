@@ -1,0 +1,43 @@
+# Build options and the one target that carries the compile flags.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+
+set(DETR_CPU_ARCH "native" CACHE STRING "-march of the CPU code; x86-64-v3 for a binary that travels")
+set(DETR_SANITIZE "" CACHE STRING "sanitizers, such as address,undefined")
+option(DETR_BENCH "build the micro-benchmarks (needs Google Benchmark)" OFF)
+
+find_program(CCACHE ccache)
+if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+find_package(Eigen3 3.4 REQUIRED NO_MODULE)
+find_package(nlohmann_json 3.10 REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(JPEG REQUIRED)
+
+add_library(detr_flags INTERFACE)
+target_include_directories(detr_flags INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(detr_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -ffp-contract=on)
+if(DETR_CPU_ARCH)
+  target_compile_options(detr_flags INTERFACE -march=${DETR_CPU_ARCH})
+endif()
+if(DETR_SANITIZE)
+  target_compile_options(detr_flags INTERFACE -fsanitize=${DETR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(detr_flags INTERFACE -fsanitize=${DETR_SANITIZE})
+endif()
+target_link_libraries(detr_flags INTERFACE Threads::Threads)
+
+# detr_library(folder [sources...]): the static library of one folder, with the alias detr::folder.
+function(detr_library name)
+  add_library(detr_${name} STATIC ${ARGN})
+  add_library(detr::${name} ALIAS detr_${name})
+  target_link_libraries(detr_${name} PUBLIC detr_flags)
+endfunction()

@@ -1,0 +1,21 @@
+#pragma once
+#include "runtime/stream.h"
+
+namespace detr::kernels {
+
+/// identity, ReLU, SiLU (x sigmoid(x)), GELU (exact, by erf), logistic sigmoid.
+enum class Activation { none, relu, silu, gelu, sigmoid };
+
+/// y = act(x), element by element. x any shape, f32 or f64; y out, like x. ReLU has derivative 0 at 0. Sigmoid is exact at
+/// +-infinity. Throws InvalidArgument if shapes, dtypes or devices disagree.
+void activation_forward(const Stream& stream, const Tensor& x, Activation activation, Tensor& y);
+
+/// dx = dy act'(x), overwritten. `x` and `y` are the forward's input and output; sigmoid and ReLU read y alone, SiLU and GELU
+/// x alone, and the tensor that is not read may be undefined.
+void activation_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& y, Activation activation, Tensor* dx);
+
+namespace cpu {
+extern decltype(kernels::activation_forward) activation_forward;
+extern decltype(kernels::activation_backward) activation_backward;
+}  // namespace cpu
+}  // namespace detr::kernels

@@ -1,0 +1,47 @@
+#pragma once
+#include "kernels/activation.h"
+#include "runtime/stream.h"
+
+namespace detr::kernels {
+
+/// Batch normalisation over all but the last dimension, with the residual and activation that follow it:
+///   y = act( (x - mean) * rstd * weight + bias + residual ),   rstd = 1 / sqrt(var + eps)
+///
+/// x               (N, H, W, C)  f32 or f64; R = N H W rows
+/// weight, bias    (C)           dtype of x
+/// residual        (N, H, W, C)  or null
+/// activation      none, relu or silu
+/// running_mean, running_var (C)  in and out: r = (1 - momentum) r + momentum * statistic of the batch; the variance that is
+///                               stored is the unbiased one (R / (R - 1), and the biased one for R = 1)
+/// y               (N, H, W, C)  out
+/// mean, rstd      (C)           out, dtype of x; of the batch (biased variance), kept for backward
+///
+/// Sums in double over fixed blocks of rows, combined in order: same bits for any number of threads.
+/// Throws InvalidArgument if a shape, dtype or device disagrees or R is 0.
+/// Ioffe and Szegedy 2015, "Batch Normalization", arXiv:1502.03167, algorithm 1.
+void batch_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* residual,
+                        Activation activation, double eps, double momentum, Tensor& running_mean, Tensor& running_var, Tensor& y,
+                        Tensor& mean, Tensor& rstd);
+
+/// The same with given statistics (evaluation, and frozen batch norm in training): mean = running_mean, var = running_var.
+/// mean, rstd (C): out, kept for backward. R may be 0.
+void batch_norm_inference(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* residual,
+                          Activation activation, double eps, const Tensor& running_mean, const Tensor& running_var, Tensor& y,
+                          Tensor& mean, Tensor& rstd);
+
+/// Backward of both, for any subset of wanted gradients; null is neither computed nor written, others are overwritten.
+///
+/// batch_statistics  true after batch_norm_forward (the statistics depend on x), false after batch_norm_inference
+/// y                 the forward's output; read for relu only, may be undefined otherwise
+/// residual          the forward's; read for silu only (null where there was none)
+/// dx, dresidual (N, H, W, C); dweight, dbias (C)
+void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
+                         bool batch_statistics, Tensor* dx, Tensor* dweight, Tensor* dbias, Tensor* dresidual);
+
+namespace cpu {
+extern decltype(kernels::batch_norm_forward) batch_norm_forward;
+extern decltype(kernels::batch_norm_inference) batch_norm_inference;
+extern decltype(kernels::batch_norm_backward) batch_norm_backward;
+}  // namespace cpu
+}  // namespace detr::kernels

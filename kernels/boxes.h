@@ -1,0 +1,22 @@
+#pragma once
+#include "runtime/stream.h"
+
+namespace detr::kernels {
+
+/// Clamp of the inverse sigmoid: logit_eps(x) = ln(max(c, eps) / max(1 - c, eps)), c = clip(x, 0, 1).
+inline constexpr double kInverseSigmoidEps = 1e-5;
+
+/// One step of iterative box refinement: box = sigmoid(delta + logit_eps(reference)).
+/// delta, reference (..., 4) f32 or f64; box (..., 4) out, like delta.
+void refine_boxes_forward(const Stream& stream, const Tensor& delta, const Tensor& reference, Tensor& box);
+
+/// ddelta = dbox box (1 - box);  dreference = ddelta (1[x >= eps] / x + 1[1 - x >= eps] / (1 - x)) for x in [0, 1], else 0.
+/// Null is not wanted; others are overwritten.
+void refine_boxes_backward(const Stream& stream, const Tensor& dbox, const Tensor& box, const Tensor& reference, Tensor* ddelta,
+                           Tensor* dreference);
+
+namespace cpu {
+extern decltype(kernels::refine_boxes_forward) refine_boxes_forward;
+extern decltype(kernels::refine_boxes_backward) refine_boxes_backward;
+}  // namespace cpu
+}  // namespace detr::kernels

@@ -1,0 +1,1 @@
+#include "kernels/conv2d.h"

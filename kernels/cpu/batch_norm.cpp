@@ -1,0 +1,1 @@
+#include "kernels/batch_norm.h"

@@ -1,0 +1,1 @@
+#include "kernels/deformable_attention.h"

@@ -1,0 +1,48 @@
+#pragma once
+#include <array>
+#include <vector>
+
+#include "runtime/stream.h"
+
+namespace detr::kernels {
+
+/// bilinear: align_corners false, zeros outside. discrete: the single cell at trunc(loc * size + 0.5), both coordinates
+/// clamped to [0, h - 1] (the reference's rule, right for square maps only).
+enum class Sampling { bilinear, discrete };
+
+/// Geometry of multi-scale deformable attention.
+struct DeformableOptions {
+  std::int64_t heads = 8;
+  std::vector<std::array<std::int64_t, 2>> levels;   ///< (h, w) of each level; the value's tokens lie level after level, row-major
+  std::vector<std::int64_t> points;                  ///< sampling points of each level, P in all; levels consecutive
+  double offset_scale = 0.5;
+  Sampling sampling = Sampling::bilinear;
+};
+
+/// Multi-scale deformable attention as RT-DETRv2 has it, from raw offsets and raw weights:
+///   loc[a, k]  = (cx, cy) + offset[a, k] * (w, h) * offset_scale / n(k)      n(k): points of slot k's level
+///   out[a]     = sum over k of softmax(logits[a, :])[k] * sample(value[a] of level(k), loc[a, k])
+/// Bilinear samples at u = loc_x w_l - 0.5, t = loc_y h_l - 0.5; each corner outside the map counts as zero.
+///
+/// value      (N, S, A d)     f32 or f64; S = sum of h w; head a owns channels [a d, (a + 1) d)
+/// offsets    (N, Q, A P 2)   laid out [a][k][x, y], in units of the box
+/// logits     (N, Q, A P)     laid out [a][k]; softmax over all P slots jointly
+/// reference  (N, Q, 4)       boxes (cx, cy, w, h) in fractions of the map; the same for each level
+/// out        (N, Q, A d)     out
+///
+/// A location that is not finite samples zero. Throws InvalidArgument if a shape, dtype or device disagrees.
+/// Zhu et al. 2020, "Deformable DETR", arXiv:2010.04159, eq. 3; Lv et al. 2024, "RT-DETRv2", arXiv:2407.17140.
+void deformable_attention_forward(const Stream& stream, const Tensor& value, const Tensor& offsets, const Tensor& logits,
+                                  const Tensor& reference, const DeformableOptions& options, Tensor& out);
+
+/// Backward of the above, for any subset of wanted gradients; null is neither computed nor written, others are overwritten.
+/// Sums into dvalue in a fixed order. With discrete sampling doffsets is zero.
+void deformable_attention_backward(const Stream& stream, const Tensor& dout, const Tensor& value, const Tensor& offsets,
+                                   const Tensor& logits, const Tensor& reference, const DeformableOptions& options, Tensor* dvalue,
+                                   Tensor* doffsets, Tensor* dlogits);
+
+namespace cpu {
+extern decltype(kernels::deformable_attention_forward) deformable_attention_forward;
+extern decltype(kernels::deformable_attention_backward) deformable_attention_backward;
+}  // namespace cpu
+}  // namespace detr::kernels

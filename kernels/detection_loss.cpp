@@ -1,0 +1,1 @@
+#include "kernels/detection_loss.h"

@@ -1,0 +1,30 @@
+#pragma once
+#include "runtime/error.h"
+#include "runtime/stream.h"
+
+/// Calls the version of `op` for the device. The only place that asks which backend runs.
+#define DETR_DISPATCH(device, op, ...)                                                     \
+  do {                                                                                     \
+    if ((device).is_cpu()) cpu::op(__VA_ARGS__);                                           \
+    else throw ::detr::DeviceError(#op, ": this build has no code for device ", (device)); \
+  } while (false)
+
+namespace detr::kernels {
+
+/// Passed to the lambda of dispatch_float: `typename decltype(tag)::type` is the element type.
+template <class T>
+struct TypeTag {
+  using type = T;
+};
+
+/// Calls fn(TypeTag<T>{}) with T float or double. Throws InvalidArgument for any other dtype.
+template <class F>
+void dispatch_float(const char* op, DType dtype, F&& fn) {
+  switch (dtype) {
+    case DType::f32: fn(TypeTag<float>{}); break;
+    case DType::f64: fn(TypeTag<double>{}); break;
+    default: throw InvalidArgument(op, ": the CPU computes in f32 and f64, got ", dtype);
+  }
+}
+
+}  // namespace detr::kernels

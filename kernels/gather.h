@@ -1,0 +1,34 @@
+#pragma once
+#include <span>
+
+#include "runtime/stream.h"
+
+namespace detr::kernels {
+
+/// Concatenation along one dimension. inputs: equal shapes but for `axis` (>= 0); y out. f32, f64, i64 or u8.
+void concat_forward(const Stream& stream, std::span<const Tensor> inputs, int axis, Tensor& y);
+/// dinputs[i] is the part of dy that came from input i; null is not wanted. `sizes[i]` is input i's size along `axis`.
+void concat_backward(const Stream& stream, const Tensor& dy, int axis, std::span<const std::int64_t> sizes,
+                     std::span<Tensor* const> dinputs);
+
+/// Rows of each image by index: y[n, q] = x[n, index[n, q]], or zeros where `valid` is given and valid[index[n, q]] is 0.
+/// x (N, T, D) f32 or f64; index (N, Q) i64 in [0, T); valid (T) u8 or null; y (N, Q, D) out.
+void gather_rows_forward(const Stream& stream, const Tensor& x, const Tensor& index, const Tensor* valid, Tensor& y);
+/// dx[n, t] = sum over q with index[n, q] = t (and valid) of dy[n, q], added in the order of q; zero elsewhere.
+void gather_rows_backward(const Stream& stream, const Tensor& dy, const Tensor& index, const Tensor* valid, Tensor* dx);
+
+/// Rows of one table: y[r] = table[index[r]]. table (K, D) f32 or f64; index any shape, i64 in [0, K); y (index shape, D) out.
+/// Throws InvalidArgument naming an index out of range (on the CPU).
+void embedding_forward(const Stream& stream, const Tensor& table, const Tensor& index, Tensor& y);
+/// dtable (K, D): sums in the order of the index; row `padding_row` stays zero (-1: no such row). Overwritten.
+void embedding_backward(const Stream& stream, const Tensor& dy, const Tensor& index, std::int64_t padding_row, Tensor* dtable);
+
+namespace cpu {
+extern decltype(kernels::concat_forward) concat_forward;
+extern decltype(kernels::concat_backward) concat_backward;
+extern decltype(kernels::gather_rows_forward) gather_rows_forward;
+extern decltype(kernels::gather_rows_backward) gather_rows_backward;
+extern decltype(kernels::embedding_forward) embedding_forward;
+extern decltype(kernels::embedding_backward) embedding_backward;
+}  // namespace cpu
+}  // namespace detr::kernels

@@ -1,0 +1,29 @@
+#pragma once
+#include "runtime/stream.h"
+
+namespace detr::kernels {
+
+/// Max pooling, 3 x 3, stride 2, padding 1 (the stem's). x (N, H, W, C), y (N, ceil(H / 2), ceil(W / 2), C) out; f32 or f64.
+/// A NaN in a window wins, as does the first of equal maxima in row-major order.
+void max_pool_forward(const Stream& stream, const Tensor& x, Tensor& y);
+/// dx: the gradient of a window goes to its first maximum. Overwritten; null is not wanted.
+void max_pool_backward(const Stream& stream, const Tensor& dy, const Tensor& x, Tensor* dx);
+
+/// Average pooling, 2 x 2, stride 2, no padding, ceil mode: a partial window is divided by its real elements.
+/// x (N, H, W, C), y (N, ceil(H / 2), ceil(W / 2), C) out.
+void avg_pool_forward(const Stream& stream, const Tensor& x, Tensor& y);
+void avg_pool_backward(const Stream& stream, const Tensor& dy, Tensor* dx);
+
+/// Nearest upsampling by two: y[n, i, j] = x[n, i / 2, j / 2]. x (N, H, W, C), y (N, 2 H, 2 W, C) out.
+void upsample_forward(const Stream& stream, const Tensor& x, Tensor& y);
+void upsample_backward(const Stream& stream, const Tensor& dy, Tensor* dx);
+
+namespace cpu {
+extern decltype(kernels::max_pool_forward) max_pool_forward;
+extern decltype(kernels::max_pool_backward) max_pool_backward;
+extern decltype(kernels::avg_pool_forward) avg_pool_forward;
+extern decltype(kernels::avg_pool_backward) avg_pool_backward;
+extern decltype(kernels::upsample_forward) upsample_forward;
+extern decltype(kernels::upsample_backward) upsample_backward;
+}  // namespace cpu
+}  // namespace detr::kernels
