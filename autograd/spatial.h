@@ -12,7 +12,7 @@ Variable avg_pool(Context& ctx, const Variable& x);
 Variable upsample(Context& ctx, const Variable& x);
 
 /// Concatenation along dimension `axis` (>= 0).
-Variable concat(Context& ctx, std::span<const Variable> inputs, int axis);
+Variable concatenate(Context& ctx, std::span<const Variable> inputs, int axis);
 
 /// The same memory in another shape of equal size.
 Variable reshape(Context& ctx, const Variable& x, const Shape& shape);

@@ -169,14 +169,6 @@ Sample apply_op(const PadToSize& op, Sample sample, RandomKey, std::string*) {
 constexpr std::array<const char*, std::variant_size_v<TransformOp>> kTypes{
     "RandomPhotometricDistort", "RandomZoomOut", "RandomIoUCrop", "SanitizeBoundingBoxes", "RandomHorizontalFlip", "Resize", "PadToSize"};
 
-template <std::size_t I = 0>
-TransformOp default_op(std::size_t index) {
-  if constexpr (I + 1 < std::variant_size_v<TransformOp>) {
-    if (index != I) return default_op<I + 1>(index);
-  }
-  return TransformOp(std::in_place_index<I>);
-}
-
 void expect(bool holds, const char* op, const char* rule) {
   if (!holds) throw ConfigError("transforms: ", op, ": ", rule);
 }
@@ -270,9 +262,13 @@ Sample horizontal_flip(Sample sample) {
 }
 
 Sample resize(Sample sample, std::int64_t width, std::int64_t height) {
-  const double sx = static_cast<double>(width) / static_cast<double>(sample.width());
-  const double sy = static_cast<double>(height) / static_cast<double>(sample.height());
-  for (auto& box : sample.boxes) box = {box[0] * sx, box[1] * sy, box[2] * sx, box[3] * sy};
+  DETR_CHECK(width >= 1 && height >= 1, "resize: size must be at least 1x1, got ", width, "x", height);
+  DETR_CHECK(sample.width() >= 1 && sample.height() >= 1, "resize: the canvas is empty");
+  // Product first: an edge at the border of the canvas lands exactly on the new border, so `sanitize` keeps its box.
+  const auto scale = [](double value, std::int64_t to, std::int64_t from) { return value * static_cast<double>(to) / static_cast<double>(from); };
+  for (auto& box : sample.boxes) {
+    for (std::size_t i = 0; i < 4; ++i) box[i] = i % 2 ? scale(box[i], height, sample.height()) : scale(box[i], width, sample.width());
+  }
   const bool has_margin = sample.left || sample.top || sample.right || sample.bottom;
   if (has_margin) replace_picture(sample, resize_canvas(sample, width, height));
   else if (sample.picture.width != width || sample.picture.height != height) sample.picture = resize_bilinear(sample.picture, width, height);
@@ -304,8 +300,10 @@ std::array<double, 4> normalised_cxcywh(const std::array<double, 4>& box_xyxy, s
 std::string type_of(const TransformOp& op) { return kTypes[op.index()]; }
 
 TransformOp make_transform(std::string_view type) {
-  for (std::size_t i = 0; i < kTypes.size(); ++i)
-    if (type == kTypes[i]) return default_op(i);
+  const TransformOp defaults[] = {RandomPhotometricDistort{}, RandomZoomOut{},        RandomIoUCrop{}, SanitizeBoundingBoxes{},
+                                  RandomHorizontalFlip{},     Resize{},               PadToSize{}};
+  for (const TransformOp& op : defaults)
+    if (type == type_of(op)) return op;
   std::string known;
   for (const char* name : kTypes) known += concat(" ", name);
   throw ConfigError("transforms: no such type '", type, "'; known:", known);

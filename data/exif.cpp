@@ -74,8 +74,8 @@ Image apply_orientation(Image image, int orientation) {
       const std::int64_t end_y = std::min(tile_y + kTile, shown.height), end_x = std::min(tile_x + kTile, shown.width);
       for (std::int64_t y = tile_y; y < end_y; ++y) {
         std::uint8_t* out = shown.at(tile_x, y);
-        const std::uint8_t* in = image.rgb.data() + origin + tile_x * step_x + y * step_y;
-        for (std::int64_t x = tile_x; x < end_x; ++x, out += 3, in += step_x) {
+        for (std::int64_t x = tile_x; x < end_x; ++x, out += 3) {
+          const std::uint8_t* in = image.rgb.data() + origin + x * step_x + y * step_y;
           out[0] = in[0], out[1] = in[1], out[2] = in[2];
         }
       }

@@ -18,7 +18,7 @@ struct MatchCostOptions {
 /// labels  (N, Gcap) i64 in [0, C), truth (N, Gcap, 4) dtype of boxes, counts (N) i64
 /// cost    (N, Gcap, Q) out, dtype of logits; rows g >= counts[n] are not written
 ///
-/// Throws InvalidArgument if a shape, dtype or device disagrees, or (on the CPU) a label is out of range.
+/// Throws InvalidArgument if a shape, dtype or device disagrees, or (on the CPU) a label or count is out of range.
 void match_cost(const Stream& stream, const Tensor& logits, const Tensor& boxes, std::int64_t begin, const Tensor& labels,
                 const Tensor& truth, const Tensor& counts, const MatchCostOptions& options, Tensor& cost);
 
@@ -28,8 +28,11 @@ void match_cost(const Stream& stream, const Tensor& logits, const Tensor& boxes,
 ///
 /// cost    (N, Gcap, Q) f32 or f64 as match_cost writes it; counts (N) i64
 /// match   (N, Q) i64 out: the true box of each query, -1 for none
-/// status  (N) i64 out: -1, or g Q + q of the image's first cost that is not finite; then nothing of the image is matched
+/// status  (N) i64 out: -1, or g Q + q of the image's first cost that is not finite; then nothing of the image is matched.
+///         Beyond 1e300 a cost counts as not finite, since sums of such costs could overflow.
 ///
+/// Arithmetic in f64 for both dtypes, as in SciPy.
+/// Throws InvalidArgument if a shape, dtype or device disagrees, or (on the CPU) a count is out of range.
 /// Crouse 2016, "On implementing 2D rectangular assignment algorithms", IEEE TAES 52(4) (the shortest augmenting path method).
 void assign(const Stream& stream, const Tensor& cost, const Tensor& counts, Tensor& match, Tensor& status);
 

@@ -7,7 +7,8 @@
 namespace detr::kernels {
 
 /// bilinear: align_corners false, zeros outside. discrete: the single cell at trunc(loc * size + 0.5), both coordinates
-/// clamped to [0, h - 1] (the reference's rule, right for square maps only).
+/// clamped to [0, h - 1] (the reference's rule, right for square maps only). Where that leaves a map taller than wide, and the
+/// reference fails, x is clamped to w - 1.
 enum class Sampling { bilinear, discrete };
 
 /// Geometry of multi-scale deformable attention.

@@ -35,13 +35,14 @@ struct TrueBoxes {
 /// terms  (sets, 3) out, dtype of logits: [vfl, bbox, giou] of each set
 ///
 /// Nothing asserts: boxes without area have IoU 0, and a zero enclosing area gives GIoU = IoU. Sums in double in a fixed order.
-/// Throws InvalidArgument if a shape, dtype or device disagrees or (on the CPU) a label or match is out of range.
+/// Throws InvalidArgument if a shape, dtype or device disagrees or (on the CPU) a label or match is out of range or a normalizer
+/// is not positive.
 /// Zhang et al. 2020, "VarifocalNet", arXiv:2008.13367, eq. 2; Rezatofighi et al. 2019, "GIoU", arXiv:1902.09630.
 void detection_loss_forward(const Stream& stream, const Tensor& logits, const Tensor& boxes, std::span<const PredictionSet> sets,
                             const TrueBoxes& truth, const DetectionLossOptions& options, Tensor& terms);
 
 /// Backward of the above for dterms (sets, 3): dlogits (N, T, C), dboxes (N, T, 4); null is neither computed nor written, others
-/// are overwritten (zero for queries in no set). Conventions: |x| has derivative 0 at 0; max and min of equal values share the
+/// are overwritten (zero for queries in no set, the sum for queries in several). Conventions: |x| has derivative 0 at 0; max and min of equal values share the
 /// gradient half and half; the clamp of the intersection at 0 passes gradient at 0.
 void detection_loss_backward(const Stream& stream, const Tensor& dterms, const Tensor& logits, const Tensor& boxes,
                              std::span<const PredictionSet> sets, const TrueBoxes& truth, const DetectionLossOptions& options,

@@ -22,8 +22,10 @@ void scale(const Stream& stream, const Tensor& x, double factor, Tensor& y);
 
 /// total (1) = sum of all elements of all inputs, in order, in double. f32 or f64.
 void sum_forward(const Stream& stream, std::span<const Tensor> inputs, Tensor& total);
+/// dinputs[i] = dtotal (1) in every element; null is not wanted.
+void sum_backward(const Stream& stream, const Tensor& dtotal, std::span<Tensor* const> dinputs);
 
-/// Copies with conversion between f32 and f64, and from u8 and i64 to either.
+/// y = x in another dtype or the same (a copy): from f32, f64, u8 or i64 to f32 or f64, rounded to nearest.
 void cast(const Stream& stream, const Tensor& x, Tensor& y);
 
 /// y = x with zeros where mask (a suffix of x's shape without the last dimension, u8) is 0: rows of invalid cells.
@@ -40,6 +42,7 @@ extern decltype(kernels::accumulate) accumulate;
 extern decltype(kernels::fill) fill;
 extern decltype(kernels::scale) scale;
 extern decltype(kernels::sum_forward) sum_forward;
+extern decltype(kernels::sum_backward) sum_backward;
 extern decltype(kernels::cast) cast;
 extern decltype(kernels::mask_rows) mask_rows;
 extern decltype(kernels::images_to_float) images_to_float;

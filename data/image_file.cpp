@@ -1,0 +1,47 @@
+#include "data/image_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "runtime/error.h"
+
+namespace detr::data {
+namespace {
+
+constexpr std::int64_t kMaxFileBytes = std::int64_t{1} << 30;
+
+}  // namespace
+
+ImageFile::ImageFile(const std::filesystem::path& path) : path_(path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) throw DataError(path.string(), ": no such image file");
+  if (error) throw DataError(path.string(), ": the image cannot be read: ", error.message());
+  if (std::filesystem::is_directory(status)) throw DataError(path.string(), ": is a folder, not an image");
+  // Opening a pipe would wait for ever.
+  if (!std::filesystem::is_regular_file(status)) throw DataError(path.string(), ": is not a regular file, so not an image");
+
+  errno = 0;
+  stream_.open(path, std::ios::binary);
+  if (!stream_) {
+    throw DataError(path.string(), ": the image cannot be read: ", std::generic_category().message(errno ? errno : EIO));
+  }
+  size_ = static_cast<std::int64_t>(std::filesystem::file_size(path, error));
+  if (error) throw DataError(path.string(), ": the image cannot be read: ", error.message());
+  if (size_ == 0) throw DataError(path.string(), ": the image file is empty");
+  if (size_ > kMaxFileBytes) throw DataError(path.string(), ": too large for an image: ", size_, " bytes");
+}
+
+std::vector<std::uint8_t> ImageFile::read(std::int64_t offset, std::int64_t count) {
+  count = std::clamp<std::int64_t>(size_ - offset, 0, count);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count));
+  stream_.clear();
+  stream_.seekg(offset);
+  stream_.read(reinterpret_cast<char*>(bytes.data()), count);
+  if (stream_.bad()) throw DataError(path_.string(), ": the image cannot be read: input error");
+  bytes.resize(static_cast<std::size_t>(stream_.gcount()));   // fewer where the file has shrunk meanwhile
+  return bytes;
+}
+
+}  // namespace detr::data

@@ -1,0 +1,60 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/tensor.h"
+
+namespace detr {
+
+/// A tensor to be written, on the CPU, in the order of its shape.
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+/// Writes a safetensors file so that at every instant either the old file or the complete new one exists: a temporary name in the
+/// same folder (O_CREAT | O_EXCL | O_NOFOLLOW), space reserved, data, header last, fsync, close, rename, fsync of the folder. A file
+/// that stood there is first moved to `<file>.previous` if `keep_previous` (itself removed after success otherwise).
+/// Tensors by falling element size, then name; the header padded with spaces to 8 bytes. The metadata gets a 64-bit hash of
+/// each tensor ("hash.<name>") and one of everything else ("hash"). Throws StorageError with path and reason (disk full, ...);
+/// then nothing of the new file is left and the old one is intact.
+void write_safetensors(const std::filesystem::path& file, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata);
+
+/// A safetensors file opened for reading: its header is checked completely before anything is allocated.
+class SafetensorsFile {
+ public:
+  /// Throws StorageError with path and reason: not there, header larger than the file or 16 MiB, bad JSON, duplicate names, unknown
+  /// dtype, offsets that overlap, leave a hole or do not end at the file's end, sizes that overflow.
+  explicit SafetensorsFile(const std::filesystem::path& file);
+
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  std::vector<std::string> names() const;
+  bool contains(const std::string& name) const { return entries_.contains(name); }
+  const Shape& shape(const std::string& name) const;
+  /// Reads one tensor. F32, F64, I64, U8 and BOOL as they are (BOOL as u8), BF16 and F16 widened to f32, I32 to i64.
+  /// Throws StorageError for an unknown name, a short read, or a hash in the metadata that does not fit the bytes.
+  Tensor read(const std::string& name) const;
+  /// Reads and compares all hashes that the metadata holds. Throws StorageError naming the first tensor that is damaged.
+  void verify() const;
+
+ private:
+  struct Entry {
+    std::string dtype;
+    Shape shape;
+    std::int64_t begin = 0, end = 0;
+  };
+
+  std::filesystem::path file_;
+  std::int64_t data_start_ = 0;
+  std::map<std::string, Entry> entries_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// Order-dependent 64-bit hash of bytes, for files and replica checks.
+std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed = 0);
+
+}  // namespace detr

@@ -1,0 +1,69 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "data/coco.h"
+#include "train/optimizer.h"
+#include "train/store.h"
+
+namespace detr::train {
+
+/// Where a run stands; with the tensors it is all that a run needs to go on with the same bits.
+struct RunState {
+  std::int64_t step = 0;            ///< global steps done, skipped ones included
+  std::int64_t epoch = 0;           ///< epoch that the next step belongs to, from 0
+  std::int64_t epoch_step = 0;      ///< steps of it that are done
+  std::uint64_t seed = 0;
+  std::int64_t skipped = 0;         ///< steps without an update, in all
+  std::int64_t skips_in_row = 0;
+  double best_ap = -2;              ///< -2: not evaluated yet (an AP of -1 is "no ground truth")
+  std::int64_t best_epoch = -1;
+  std::int64_t evaluations_since_best = 0;
+  bool finished = false;
+};
+
+/// What a checkpoint carries besides tensors.
+struct CheckpointInfo {
+  RunState state;
+  std::string config;                      ///< resolved JSON
+  std::vector<data::Category> classes;     ///< by dense label
+  std::int64_t ema_updates = 0;
+  std::string version;                     ///< of the program that wrote it
+};
+
+/// Writes the complete state: model.<name>, ema.<name>, optim.exp_avg.<name>, optim.exp_avg_sq.<name>, optim.step.<name>, names,
+/// order and shapes as in the reference (convolution weights OIHW). Atomic: see write_safetensors. Throws StorageError.
+void save_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info);
+
+/// Weights alone (best.safetensors): model.<name> and ema.<name> with the same metadata.
+void save_weights(const std::filesystem::path& file, ParameterStore& store, const CheckpointInfo& info);
+
+/// Reads the metadata. Throws StorageError if the file is no checkpoint of ours.
+CheckpointInfo read_checkpoint_info(const std::filesystem::path& file);
+
+/// Restores everything that save_checkpoint wrote. Throws StorageError naming the first tensor that is missing or does not fit, or
+/// a state that is not complete (a weights-only file: it says -t).
+CheckpointInfo load_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer);
+
+/// How much of a model a weights file covered.
+struct WeightsReport {
+  std::int64_t tensors = 0, matched = 0;          ///< of the model (parameters and buffers); found with equal shape
+  std::int64_t values = 0, matched_values = 0;
+  std::vector<std::string> missing, reshaped, unused;   ///< not in the file; another shape; in the file only
+};
+
+/// Loads weights by name where the shape fits: from our checkpoints (the moving average if `use_ema` and there is one, else the raw
+/// weights) or a plain safetensors file with the reference's names. The rest keeps its values. Throws StorageError if the file
+/// cannot be read, or covers under 95 % of the values not counting class-dependent heads, unless `allow_partial`.
+WeightsReport load_weights(const std::filesystem::path& file, ParameterStore& store, bool use_ema, bool allow_partial);
+
+/// The newest valid checkpoint of an output folder for `-r auto`: the highest step among last.safetensors, its previous one and
+/// checkpoint*.safetensors that reads and verifies; empty path if there is none. `skipped` gets a line for each that does not.
+std::filesystem::path newest_checkpoint(const std::filesystem::path& folder, std::vector<std::string>& skipped);
+
+/// 64-bit hash of weights, moving average, moments and counters, in hex.
+std::string state_hash(ParameterStore& store, Optimizer& optimizer);
+
+}  // namespace detr::train

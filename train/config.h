@@ -1,0 +1,110 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/augment.h"
+#include "data/image.h"
+#include "data/loader.h"
+#include "models/detr/config.h"
+#include "train/optimizer.h"
+
+namespace detr::train {
+
+/// One split of the data set as configured; flags such as --data fill in the paths.
+struct SplitConfig {
+  std::filesystem::path ann_file, img_folder;
+  std::vector<data::TransformOp> transforms;
+  data::TransformPolicy policy;               ///< training only
+  std::int64_t batch_size = 16;               ///< global
+  bool drop_last = true, shuffle = true;
+  int num_workers = 4;                        ///< decode threads of a rank
+  std::vector<std::int64_t> scales;           ///< training only; empty: always the transforms' size
+  std::int64_t scales_stop_epoch = 0;
+};
+
+/// Everything that fixes a run, read from a configuration.
+struct RunConfig {
+  models::ModelConfig model;
+  OptimizerConfig optimizer;
+  std::int64_t epochs = 72;
+  std::optional<std::int64_t> warmup_steps;   ///< unset ("auto"): min(2000, total steps / 5)
+  std::optional<std::int64_t> ema_warmups;    ///< unset ("auto"): likewise; else OptimizerConfig::ema_warmups
+  std::vector<std::int64_t> milestones = {1000};
+  double gamma = 0.1;
+  SplitConfig train, val;
+  std::int64_t num_top_queries = 300;
+  bool sync_bn = true;
+
+  std::string backbone_weights;               ///< PResNet.pretrained as a path; empty: random
+  std::string output_dir;                     ///< empty: runs/<config>-NNN
+  std::int64_t print_every = 50, save_every = 1, eval_every = 1, keep = 2;
+  std::int64_t patience = 0;                  ///< evaluations without a better AP before stopping; 0: never
+  std::uint64_t seed = 0;
+  std::int64_t max_skips = 20;
+  data::Exif exif = data::Exif::automatic;
+  data::BadImages bad_images = data::BadImages::automatic;
+  double max_bad_share = 0.01;
+  data::DecodeLimits limits;
+  bool drop_empty = false;
+};
+
+/// A value of the resolved configuration and where it came from ("default", a file, "-u", a flag).
+struct ConfigOrigin {
+  std::string key, origin;
+};
+
+/// One key of the schema, for `detrtrain info keys`.
+struct ConfigKey {
+  std::string key, type, default_value, help;
+};
+
+/// Loads, merges and checks a configuration. The tree is the reference's (PResNet, HybridEncoder, RTDETRTransformerv2,
+/// RTDETRCriterionv2, optimizer, train_dataloader, ...); JSON with // comments; `__include__` lists files relative to the including
+/// one. Objects merge deeply; lists and scalars are replaced whole; null overrides. Later wins: includes < file < updates.
+class Config {
+ public:
+  /// Defaults alone.
+  Config();
+  /// Reads a file with its includes, or one of the built-in names r18 r34 r50m r50 r101 tiny (looked up in `builtin_folder`).
+  /// Throws ConfigError with file and line for unreadable files, bad JSON, duplicate keys, depth over 64, include cycles or depth
+  /// over 16, and for unknown keys with the nearest known one.
+  static Config load(const std::string& name_or_file, const std::filesystem::path& builtin_folder);
+  /// Reads the resolved JSON of a checkpoint.
+  static Config parse(const std::string& resolved_json);
+
+  /// Applies KEY=VALUE (dots descend, numbers index lists); scalars as in YAML, or JSON. Throws ConfigError as load() does.
+  void update(const std::string& assignment, const std::string& origin = "-u");
+  /// Sets one known key to a JSON value given as text.
+  void set(const std::string& key, const std::string& json_value, const std::string& origin);
+  /// Whether someone set the key (a file, -u or a flag), rather than its default.
+  bool is_set(const std::string& key) const;
+
+  /// The typed configuration. Throws ConfigError naming the key for a value of the wrong type or out of range.
+  RunConfig resolve() const;
+  /// The whole resolved tree, without includes, stable order.
+  std::string to_json(int indent = 2) const;
+  std::vector<ConfigOrigin> origins() const;
+  /// Remarks on values that are read without effect; at most one line each.
+  const std::vector<std::string>& notes() const { return notes_; }
+  /// File stem or built-in name, for the default output folder.
+  const std::string& name() const { return name_; }
+
+  /// All keys that begin with `prefix`.
+  static std::vector<ConfigKey> keys(const std::string& prefix = "");
+  /// The known key nearest to a misspelt one (edit distance), for messages.
+  static std::string nearest(const std::string& key);
+
+ private:
+  struct Tree;                                 // holds the JSON document, so that this header stays light
+  std::shared_ptr<Tree> tree_;
+  std::map<std::string, std::string> origins_;
+  std::vector<std::string> notes_;
+  std::string name_;
+};
+
+}  // namespace detr::train

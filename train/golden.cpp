@@ -1,0 +1,338 @@
+#include "train/golden.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "models/detr/postprocess.h"
+#include "models/detr/rtdetr.h"
+#include "runtime/error.h"
+#include "train/golden_inputs.h"
+#include "train/inputs.h"
+#include "train/optimizer.h"
+
+namespace detr::train {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+double element(const Tensor& x, std::int64_t i) {
+  return x.dtype() == DType::f64 ? x.data<double>()[i] : static_cast<double>(x.data<float>()[i]);
+}
+
+/// Collects the largest error of each kind.
+class Errors {
+ public:
+  explicit Errors(GoldenReport& report) : report_(report) {}
+
+  void number(const std::string& kind, const std::string& name, double got, double wanted, double scale) {
+    add(kind, name, scale > 0 ? std::abs(got - wanted) / scale : std::abs(got - wanted));
+  }
+  void number(const std::string& kind, const std::string& name, double got, double wanted) { number(kind, name, got, wanted, std::abs(wanted)); }
+
+  /// A tensor against the file's summary of it: `at` counts in the reference's layout. Sum and norm are compared relative to what
+  /// they would be if every element were as large as the largest.
+  void summary(const std::string& kind, const std::string& name, const Tensor& x, const json& wanted) {
+    const std::int64_t n = x.numel();
+    if (n != wanted.at("n").get<std::int64_t>()) return fault(concat(name, " has ", n, " elements, wanted ", wanted.at("n").get<std::int64_t>()));
+    std::vector<double> values(static_cast<std::size_t>(n));
+    double sum = 0, squares = 0, largest = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double v = element(x, i);
+      values[static_cast<std::size_t>(golden::reference_index(x.shape(), i))] = v;
+      sum += v;
+      squares += v * v;
+      largest = std::max(largest, std::abs(v));
+    }
+    const double max = wanted.at("max").get<double>();
+    number(kind, name + " (max)", largest, max);
+    number(kind, name + " (sum)", sum, wanted.at("sum").get<double>(), max * static_cast<double>(n));
+    number(kind, name + " (l2)", std::sqrt(squares), wanted.at("l2").get<double>());
+    for (std::size_t k = 0; k < wanted.at("at").size(); ++k) {
+      const auto at = wanted["at"][k].get<std::int64_t>();
+      if (at < 0 || at >= n) return fault(concat(name, ": position ", at, " of ", n));
+      number(kind, name, values[static_cast<std::size_t>(at)], wanted.at("v").at(k).get<double>(), max);
+    }
+  }
+
+  void fault(const std::string& text) { report_.faults.push_back(text); }
+
+ private:
+  void add(const std::string& kind, const std::string& name, double error) {
+    auto found = std::find_if(report_.errors.begin(), report_.errors.end(), [&](const GoldenError& e) { return e.kind == kind; });
+    if (found == report_.errors.end()) found = report_.errors.insert(found, {kind, -1, ""});
+    if (!(error <= found->error)) *found = {kind, std::isnan(error) ? std::numeric_limits<double>::infinity() : error, name};
+  }
+
+  GoldenReport& report_;
+};
+
+models::ModelConfig config_of(const json& file) {
+  models::ModelConfig config = models::variant_config(file.at("variant").get<std::string>());
+  models::DecoderConfig& d = config.decoder;
+  d.num_classes = file.at("num_classes").get<std::int64_t>();
+  for (const auto& [key, value] : file.value("options", json::object()).items()) {
+    if (key == "nd" || key == "num_denoising") d.num_denoising = value.get<std::int64_t>();
+    else if (key == "np" || key == "num_points") d.num_points = value.is_number() ? std::vector<std::int64_t>(3, value.get<std::int64_t>()) : value.get<std::vector<std::int64_t>>();
+    else if (key == "method" || key == "cross_attn_method") d.cross_attn_method = value.get<std::string>();
+    else if (key == "nq" || key == "num_queries") d.num_queries = value.get<std::int64_t>();
+    else if (key == "nl" || key == "num_layers") d.num_layers = value.get<std::int64_t>();
+    else if (key == "eval_idx") d.eval_idx = value.get<std::int64_t>();
+    else if (key == "label_noise_ratio") d.label_noise_ratio = value.get<double>();
+    else if (key == "box_noise_scale") d.box_noise_scale = value.get<double>();
+    else throw DataError("unknown option '", key, "'");
+  }
+  return config;
+}
+
+/// Model and state of a case, filled with the generated values.
+struct Case {
+  models::RtDetr model;
+  ParameterStore store;
+
+  Case(const models::ModelConfig& config, const Stream& stream, DType dtype) : model(config), store(model.parameters(), stream, dtype) {
+    store.initialise(0);
+    for (const Parameter& p : model.parameters().all()) {
+      if (!golden::is_generated(p)) continue;
+      const std::vector<double> values = golden::parameter_values(p);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (dtype == DType::f64) p.value().data<double>()[i] = values[i];
+        else p.value().data<float>()[i] = static_cast<float>(values[i]);
+      }
+    }
+    store.reset_ema();
+  }
+};
+
+Tensor as_dtype(const Tensor& x, DType dtype) {
+  if (dtype == DType::f64) return x;
+  Tensor y = host_zeros(x.shape(), dtype);
+  for (std::int64_t i = 0; i < x.numel(); ++i) y.data<float>()[i] = static_cast<float>(x.data<double>()[i]);
+  return y;
+}
+
+/// Truth and denoising queries of a recorded batch, padded as in training.
+StepInputs recorded_inputs(const Stream& stream, const models::DecoderConfig& config, const std::string& prefix, const std::vector<std::int64_t>& counts,
+                           DType dtype) {
+  const std::int64_t largest = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
+  const data::Targets targets = data::make_targets(golden::targets(prefix, counts, config.num_classes), data::box_capacity(largest), DType::f64);
+  const std::int64_t m = std::max<std::int64_t>(largest, 1);
+  const std::int64_t groups = largest == 0 ? 1 : std::max<std::int64_t>(1, config.num_denoising / m);
+  const data::DenoisingOptions options{config.num_denoising, config.label_noise_ratio, config.box_noise_scale, config.num_classes};
+  const data::Denoising denoising = data::make_denoising(targets, options, golden::denoising_draws(2 * m * groups, config.num_classes),
+                                                         data::denoising_capacity(config.num_denoising, largest));
+  StepInputs inputs;
+  targets_to_device(stream, targets, denoising, targets.total, dtype, inputs);
+  return inputs;
+}
+
+/// Tokens [begin, end) of each image: (N, T, C) -> (N, end - begin, C).
+Tensor tokens(const Tensor& x, std::int64_t begin, std::int64_t end) {
+  const std::int64_t n = x.dim(0), t = x.dim(1), c = x.dim(2);
+  Tensor y = host_zeros({n, end - begin, c}, DType::f64);
+  for (std::int64_t i = 0; i < y.numel(); ++i) {
+    const std::int64_t channel = i % c, token = i / c % (end - begin), image = i / c / (end - begin);
+    y.data<double>()[i] = element(x, (image * t + begin + token) * c + channel);
+  }
+  return y;
+}
+
+void compare_matches(Errors& errors, const json& wanted, const std::vector<Tensor>& matches) {
+  const json& sets = wanted.at("value");
+  if (sets.size() != matches.size()) return errors.fault(concat(matches.size(), " matchings, wanted ", sets.size()));
+  for (std::size_t s = 0; s < matches.size(); ++s) {
+    const std::int64_t q = matches[s].dim(1);
+    for (std::size_t n = 0; n < sets[s].size(); ++n) {
+      std::vector<std::int64_t> queries, boxes;
+      for (std::int64_t i = 0; i < q; ++i) {
+        const std::int64_t box = matches[s].data<std::int64_t>()[static_cast<std::int64_t>(n) * q + i];
+        if (box < 0) continue;
+        queries.push_back(i);
+        boxes.push_back(box);
+      }
+      if (sets[s][n][0] != json(queries) || sets[s][n][1] != json(boxes)) errors.fault(concat("matching ", s, " of image ", n, " differs"));
+    }
+  }
+}
+
+Tensor imposed_topk(const json& file) {
+  const json& rows = file.at("topk_indices");
+  std::vector<std::int64_t> flat;
+  for (const json& row : rows) flat.insert(flat.end(), row.begin(), row.end());
+  return host_tensor<std::int64_t>({static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(flat.size() / rows.size())}, flat);
+}
+
+void run_training(const json& file, DType dtype, const Stream& stream, Errors& errors) {
+  const models::ModelConfig config = config_of(file);
+  Case run(config, stream, dtype);
+  const auto counts = file.at("counts").get<std::vector<std::int64_t>>();
+  const auto size = file.at("size_hw").get<std::vector<std::int64_t>>();
+  const StepInputs inputs = recorded_inputs(stream, config.decoder, "golden", counts, dtype);
+  const Tensor images = as_dtype(golden::pictures("image", static_cast<std::int64_t>(counts.size()), size.at(0), size.at(1)), dtype);
+
+  Tape tape;
+  Context ctx(stream, &tape, true);
+  run.model.keep_features = true;
+  const bool impose = dtype != DType::f64 && file.contains("topk_indices");
+  const models::DecoderOutput output = run.model.forward(ctx, Variable(images), inputs.denoising, impose ? imposed_topk(file) : Tensor());
+  const models::CriterionOutput loss = models::Criterion(config.criterion).forward(ctx, output, inputs.denoising, inputs.targets);
+  run.store.clear_gradients();
+  tape.backward(ctx, loss.total);
+
+  const auto losses = models::named_losses(loss);
+  if (losses.size() != file.at("losses").size()) errors.fault(concat(losses.size(), " losses, wanted ", file["losses"].size()));
+  for (const auto& [name, value] : losses) {
+    if (!file["losses"].contains(name)) errors.fault("no " + name + " in the file");
+    else errors.number("losses", name, value, file["losses"][name].get<double>());
+  }
+  errors.number("losses", "total", element(loss.total.value(), 0), file.at("total").get<double>());
+  if (dtype == DType::f64) {
+    if (file.contains("topk_indices")) {
+      const auto wanted = imposed_topk(file).span<std::int64_t>(), got = output.selected.span<std::int64_t>();
+      if (!std::equal(wanted.begin(), wanted.end(), got.begin(), got.end())) errors.fault("another top-k selection");
+    }
+    if (file.contains("matches")) compare_matches(errors, file["matches"], loss.matches);
+  }
+  const std::int64_t dn = inputs.denoising.classes.defined() ? inputs.denoising.classes.dim(1) : 0;
+  const Tensor &logits = output.logits.back().value(), &boxes = output.boxes.back().value();
+  errors.summary("outputs", "pred_logits", tokens(logits, dn, logits.dim(1)), file.at("pred_logits"));
+  errors.summary("outputs", "pred_boxes", tokens(boxes, dn, boxes.dim(1)), file.at("pred_boxes"));
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (file.contains("backbone")) errors.summary("features", concat("backbone.", i), run.model.backbone_features()[i].value(), file["backbone"][i]);
+    if (file.contains("encoder")) errors.summary("features", concat("encoder.", i), run.model.encoder_features()[i].value(), file["encoder"][i]);
+  }
+
+  const json& grads = file.at("grads");
+  std::int64_t reached = 0;
+  for (const Parameter& p : run.store.trainable()) {
+    if (!tape.reached(p)) continue;
+    ++reached;
+    if (grads.contains(p.name())) errors.summary("gradients", p.name(), p.grad(), grads[p.name()]);
+    else errors.fault("gradient of " + p.name() + " is not in the file");
+  }
+  if (reached != static_cast<std::int64_t>(grads.size())) errors.fault(concat(reached, " gradients, wanted ", grads.size()));
+  for (const json& name : file.value("frozen", json::array())) {
+    if (!run.model.parameters().contains(name) || run.model.parameters().find(name).trainable()) errors.fault(name.get<std::string>() + " should be frozen");
+  }
+  for (const auto& [name, wanted] : file.value("running", json::object()).items()) {
+    if (run.model.parameters().contains(name)) errors.summary("statistics", name, run.model.parameters().find(name).value(), wanted);
+    else errors.fault("no buffer " + name);
+  }
+  if (file.contains("n_params")) {
+    std::int64_t count = 0;
+    for (const Parameter& p : run.model.parameters().all()) count += p.is_buffer() ? 0 : p.shape().numel();
+    if (count != file["n_params"].get<std::int64_t>()) errors.fault(concat(count, " parameters, wanted ", file["n_params"].get<std::int64_t>()));
+  }
+}
+
+void run_evaluation(const json& file, DType dtype, const Stream& stream, Errors& errors) {
+  Case run(config_of(file), stream, dtype);
+  const auto size = file.at("size_hw").get<std::vector<std::int64_t>>();
+  const auto orig = file.at("orig_wh").get<std::vector<std::int64_t>>();
+  Context ctx(stream, nullptr, false);
+  const models::DecoderOutput output = run.model.forward(ctx, Variable(as_dtype(golden::pictures("image", 1, size.at(0), size.at(1)), dtype)));
+  errors.summary("outputs", "pred_logits", output.logits.back().value(), file.at("pred_logits"));
+  errors.summary("outputs", "pred_boxes", output.boxes.back().value(), file.at("pred_boxes"));
+  const auto boxes = models::postprocess(stream, output.logits.back().value(), output.boxes.back().value(), {orig.at(0)}, {orig.at(1)}).at(0);
+  const json& top = file.at("top");
+  const double side = static_cast<double>(std::max(orig[0], orig[1]));
+  for (std::size_t i = 0; i < top.at("labels").size(); ++i) {
+    if (boxes.at(i).label != top["labels"][i].get<std::int64_t>()) errors.fault(concat("detection ", i, " has label ", boxes[i].label));
+    errors.number("detections", concat("score ", i), boxes[i].score, top.at("scores").at(i).get<double>());
+    for (std::size_t k = 0; k < 4; ++k) errors.number("detections", concat("box ", i), boxes[i].xyxy_px[k], top.at("boxes").at(i).at(k).get<double>(), side);
+  }
+}
+
+/// The groups of the recorded optimiser case: the reference's shared include.
+OptimizerConfig recorded_optimizer() {
+  OptimizerConfig config;
+  config.groups = {{"^(?=.*backbone)(?!.*norm).*$", 1e-5, std::nullopt}, {"^(?=.*(?:encoder|decoder))(?=.*(?:norm|bn)).*$", std::nullopt, 0.0}};
+  return config;
+}
+
+void run_optimizer(const json& file, DType dtype, const Stream& stream, Errors& errors) {
+  const models::ModelConfig config = config_of(file);
+  Case run(config, stream, dtype);
+  Optimizer optimizer(run.store, stream, recorded_optimizer());
+  const models::Criterion criterion(config.criterion);
+  const auto counts = file.at("counts").get<std::vector<std::int64_t>>();
+  const auto size = file.at("size_hw").get<std::vector<std::int64_t>>();
+  if (optimizer.group_sizes() != file.at("group_sizes").get<std::vector<std::int64_t>>()) errors.fault("the optimiser's groups have other sizes");
+  for (std::size_t s = 0; s < file.at("steps").size(); ++s) {
+    const json& wanted = file["steps"][s];
+    const StepInputs inputs = recorded_inputs(stream, config.decoder, concat("golden.step", s), counts, dtype);
+    const Tensor images = as_dtype(golden::pictures(concat("image.step", s), static_cast<std::int64_t>(counts.size()), size.at(0), size.at(1)), dtype);
+    Tape tape;
+    Context ctx(stream, &tape, true);
+    run.store.clear_gradients();
+    const models::DecoderOutput output = run.model.forward(ctx, Variable(images), inputs.denoising);
+    const models::CriterionOutput loss = criterion.forward(ctx, output, inputs.denoising, inputs.targets);
+    tape.backward(ctx, loss.total);
+    std::vector<bool> used;
+    for (const Parameter& p : run.store.trainable()) used.push_back(tape.reached(p));
+    const double factor = warmup_factor(static_cast<std::int64_t>(s), 2000);
+    if (!optimizer.step(factor, used)) errors.fault(concat("step ", s, " was not made"));
+    errors.number("losses", concat("total of step ", s), element(loss.total.value(), 0), wanted.at("total").get<double>());
+    errors.number("gradients", concat("norm of step ", s), optimizer.gradient_norm(), wanted.at("grad_norm").get<double>());
+    for (std::size_t g = 0; g < wanted.at("lr").size(); ++g)
+      errors.number("schedule", concat("lr ", g, " of step ", s), factor * optimizer.group_lr().at(g), wanted["lr"][g].get<double>());
+    errors.number("schedule", concat("EMA decay of step ", s), 0.9999 * (1 - std::exp(-static_cast<double>(optimizer.ema_updates()) / 2000)), wanted.at("ema_decay").get<double>());
+  }
+  const auto compare = [&](const char* kind, const Tensor& buffer) {
+    for (const auto& [name, wanted] : file.at(kind).items()) {
+      if (!run.model.parameters().contains(name)) errors.fault("no tensor " + name);
+      else errors.summary(kind, name, run.store.slice(buffer, run.model.parameters().find(name)), wanted);
+    }
+  };
+  compare("params", run.store.weights());
+  compare("ema", run.store.ema());
+}
+
+}  // namespace
+
+double GoldenReport::largest() const {
+  double largest = 0;
+  for (const GoldenError& e : errors) largest = std::max(largest, e.error);
+  return largest;
+}
+
+GoldenReport run_golden(const fs::path& path, DType dtype, const Stream& stream) {
+  const auto start = std::chrono::steady_clock::now();
+  GoldenReport report;
+  report.name = path.stem().string();
+  Errors errors(report);
+  try {
+    std::ifstream in(path);
+    if (!in) throw DataError("cannot be read");
+    const json file = json::parse(in);
+    if (report.name.starts_with("train_")) run_training(file, dtype, stream, errors);
+    else if (report.name.starts_with("eval_")) run_evaluation(file, dtype, stream, errors);
+    else if (report.name.starts_with("optim_")) run_optimizer(file, dtype, stream, errors);
+    else throw DataError("the name must begin with train_, eval_ or optim_");
+  } catch (const json::exception& error) {
+    throw DataError(path.string(), ": not a recorded case: ", error.what());
+  } catch (const Error& error) {
+    throw DataError(path.string(), ": ", error.what());
+  }
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+std::vector<fs::path> golden_files(const fs::path& folder) {
+  std::vector<fs::path> files;
+  if (!fs::is_directory(folder)) throw DataError(folder.string(), ": no such folder");
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool recorded = name.starts_with("train_") || name.starts_with("eval_") || name.starts_with("optim_");
+    if (recorded && name.ends_with(".json")) files.push_back(entry.path());
+  }
+  if (files.empty()) throw DataError(folder.string(), ": no train_*.json, eval_*.json or optim_*.json");
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace detr::train
