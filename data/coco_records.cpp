@@ -325,7 +325,8 @@ void RecordReader::annotation(std::int64_t place) {
   }
   if (!read_id(image_id, where, annotation.image_id) || !read_id(category_id, where, annotation.category_id)) return;
   if (!read_box(bbox, where, annotation.box_xywh) || !read_crowd(iscrowd, where, annotation.crowd)) return;
-  annotation.area = std::min(annotation.box_xywh[2] * annotation.box_xywh[3], std::numeric_limits<double>::max());
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  annotation.area = std::clamp(annotation.box_xywh[2] * annotation.box_xywh[3], -kLargest, kLargest);
   if (area.kind == JsonKind::number && std::isfinite(area.number.value)) {
     annotation.area = area.number.value;
   } else if (area.present && area.kind != JsonKind::null) {

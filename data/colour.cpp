@@ -19,8 +19,8 @@ std::uint8_t luma(const std::uint8_t* pixel) {
   return static_cast<std::uint8_t>((pixel[0] * 19595 + pixel[1] * 38470 + pixel[2] * 7471 + 0x8000) >> 16);
 }
 
-/// base + factor * (value - base) in f32, cut (not rounded) to 8 bits. The product has a statement of its own so that no
-/// compiler fuses it with the sum.
+/// base + factor * (value - base) in f32, cut (not rounded) to 8 bits. The product has a statement of its own, which
+/// under -ffp-contract=on keeps it from being fused with the sum.
 std::uint8_t blend(int base, int value, float factor) {
   const float change = factor * static_cast<float>(value - base);
   const float sum = static_cast<float>(base) + change;
@@ -97,7 +97,8 @@ void adjust_contrast(Image& image, double factor) {
 void adjust_saturation(Image& image, double factor) {
   check_factor("adjust_saturation", factor);
   const float single = static_cast<float>(factor);
-  constexpr std::size_t kBlock = 64 * 3;   // the luma of a block first, three times over, so that the blend runs on flat arrays
+  // The luma of a block first, three times over, so that the blend runs along flat arrays.
+  constexpr std::size_t kBlock = 64 * 3;
   std::array<std::uint8_t, kBlock> grey;
   for (std::size_t start = 0; start < image.rgb.size(); start += kBlock) {
     std::uint8_t* block = image.rgb.data() + start;

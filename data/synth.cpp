@@ -231,16 +231,20 @@ void make_folder(const fs::path& folder) {
   if (error) throw StorageError(printable(folder), ": cannot be made: ", error.message());
 }
 
+/// The options are what a user typed, so faults are ConfigError.
 void check(const SynthOptions& o) {
-  DETR_CHECK(o.images >= 2, "synth: images must be at least 2 (one for train, one for val), got ", o.images);
-  DETR_CHECK(o.val_share > 0 && o.val_share < 1, "synth: the val share must be between 0 and 1, got ", o.val_share);
-  DETR_CHECK(o.classes >= 1 && o.classes <= synth_max_classes(), "synth: classes must be 1 to ", synth_max_classes(), ", got ", o.classes);
-  DETR_CHECK(std::min(o.width, o.height) >= kMinSide && std::max(o.width, o.height) <= kMaxSide, "synth: size must be ", kMinSide, " to ",
+  const auto require = [](bool condition, const auto&... parts) {
+    if (!condition) throw ConfigError("", parts...);
+  };
+  require(o.images >= 2, "images must be at least 2 (one for train, one for val), got ", o.images);
+  require(o.val_share > 0 && o.val_share < 1, "the val share must be between 0 and 1, got ", o.val_share);
+  require(o.classes >= 1 && o.classes <= synth_max_classes(), "classes must be 1 to ", synth_max_classes(), ", got ", o.classes);
+  require(std::min(o.width, o.height) >= kMinSide && std::max(o.width, o.height) <= kMaxSide, "size must be ", kMinSide, " to ",
              kMaxSide, " pixels a side, got ", o.height, " x ", o.width);
-  DETR_CHECK(o.max_boxes >= 1 && o.max_boxes <= kMaxBoxes, "synth: max-boxes must be 1 to ", kMaxBoxes, ", got ", o.max_boxes);
-  DETR_CHECK(o.empty_share >= 0 && o.empty_share < 1, "synth: the empty share must be in [0, 1), got ", o.empty_share);
-  DETR_CHECK(o.crowd_share >= 0 && o.crowd_share <= 1, "synth: the crowd share must be in [0, 1], got ", o.crowd_share);
-  DETR_CHECK(o.threads >= 1, "synth: threads must be at least 1, got ", o.threads);
+  require(o.max_boxes >= 1 && o.max_boxes <= kMaxBoxes, "max-boxes must be 1 to ", kMaxBoxes, ", got ", o.max_boxes);
+  require(o.empty_share >= 0 && o.empty_share < 1, "the empty share must be in [0, 1), got ", o.empty_share);
+  require(o.crowd_share >= 0 && o.crowd_share <= 1, "the crowd share must be in [0, 1], got ", o.crowd_share);
+  require(o.threads >= 1, "threads must be at least 1, got ", o.threads);
   if (!o.fault.empty()) synth::check_fault(o.fault);
   std::error_code error;
   if (fs::exists(o.out, error) && !fs::is_empty(o.out, error))

@@ -32,8 +32,8 @@ struct SynthCounts {
 /// (striped, ...); colour, size, place and the textured ground say nothing about it. Boxes are tight in whole pixels, `area`
 /// is the shape's, boxes overlap by about a fifth at most. Category and image ids are sparse, categories are listed in falling id,
 /// one picture in four is a PNG. The same options and seed give the same bytes.
-/// Throws ConfigError for an unknown fault and a folder that is not empty, InvalidArgument for numbers out of range,
-/// StorageError where writing fails.
+/// Throws ConfigError for numbers out of range, an unknown fault and a folder that is not empty, StorageError where writing
+/// fails.
 SynthCounts make_synthetic(const SynthOptions& options);
 
 /// The faults that `make_synthetic` can write, such as "category-unknown" or "json-truncated".

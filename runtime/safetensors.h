@@ -16,13 +16,12 @@ struct NamedTensor {
   Tensor tensor;
 };
 
-/// Writes a safetensors file so that at every instant either the old file or the complete new one exists: a temporary name in the
-/// same folder (O_CREAT | O_EXCL | O_NOFOLLOW), space reserved, data, header last, fsync, close, rename, fsync of the folder. A file
-/// that stood there is first moved to `<file>.previous` if `keep_previous` (itself removed after success otherwise).
-/// Tensors by falling element size, then name; the header padded with spaces to 8 bytes. The metadata gets a 64-bit hash of
-/// each tensor ("hash.<name>") and one of everything else ("hash"). Throws StorageError with path and reason (disk full, ...);
-/// then nothing of the new file is left and the old one is intact.
-void write_safetensors(const std::filesystem::path& file, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata);
+/// Writes a safetensors file by replace_file: at every instant the old file or the complete new one exists; an old one is kept under
+/// `previous` where that is not empty. Tensors lie by falling element size, then name; the header is padded with spaces to 8 bytes
+/// and written after the data, so that a torn file has none. The metadata gets a hash of each tensor ("hash.<name>") and one of the
+/// rest of the metadata ("hash"). Throws StorageError with path and reason; then the old file is intact.
+void write_safetensors(const std::filesystem::path& file, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata,
+                       const std::filesystem::path& previous = {});
 
 /// A safetensors file opened for reading: its header is checked completely before anything is allocated.
 class SafetensorsFile {
@@ -54,7 +53,7 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-/// Order-dependent 64-bit hash of bytes, for files and replica checks.
+/// 64-bit hash of bytes in order, for files: FNV-1a over 8-byte words in four interleaved lanes. Not cryptographic.
 std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed = 0);
 
 }  // namespace detr

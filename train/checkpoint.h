@@ -6,6 +6,7 @@
 
 #include "data/coco.h"
 #include "train/optimizer.h"
+#include "train/records.h"
 #include "train/store.h"
 
 namespace detr::train {
@@ -22,6 +23,11 @@ struct RunState {
   std::int64_t best_epoch = -1;
   std::int64_t evaluations_since_best = 0;
   bool finished = false;
+
+  // Of the epoch in hand, for its line in the log: sums over the steps that were made.
+  double epoch_loss = 0;
+  NamedValues epoch_terms;
+  std::int64_t epoch_counted = 0;
 };
 
 /// What a checkpoint carries besides tensors.
@@ -30,7 +36,10 @@ struct CheckpointInfo {
   std::string config;                      ///< resolved JSON
   std::vector<data::Category> classes;     ///< by dense label
   std::int64_t ema_updates = 0;
+  std::int64_t warmup_steps = 0;           ///< lengths in force, automatic ones included
+  double ema_ramp = 0;
   std::string version;                     ///< of the program that wrote it
+  std::string scored = "ema";              ///< "ema" or "model": the weights that `best_ap` belongs to, and that others use by default
 };
 
 /// Writes the complete state: model.<name>, ema.<name>, optim.exp_avg.<name>, optim.exp_avg_sq.<name>, optim.step.<name>, names,
@@ -54,10 +63,13 @@ struct WeightsReport {
   std::vector<std::string> missing, reshaped, unused;   ///< not in the file; another shape; in the file only
 };
 
-/// Loads weights by name where the shape fits: from our checkpoints (the moving average if `use_ema` and there is one, else the raw
-/// weights) or a plain safetensors file with the reference's names. The rest keeps its values. Throws StorageError if the file
+/// Which weights of a checkpoint are meant: those that its metadata names as scored, the moving average, or the raw ones.
+enum class WeightsChoice { scored, ema, model };
+
+/// Loads weights by name where the shape fits: from our checkpoints (as `choice` says) or a plain safetensors file with the
+/// reference's names. The rest keeps its values. Throws StorageError if the file
 /// cannot be read, or covers under 95 % of the values not counting class-dependent heads, unless `allow_partial`.
-WeightsReport load_weights(const std::filesystem::path& file, ParameterStore& store, bool use_ema, bool allow_partial);
+WeightsReport load_weights(const std::filesystem::path& file, ParameterStore& store, WeightsChoice choice, bool allow_partial);
 
 /// The newest valid checkpoint of an output folder for `-r auto`: the highest step among last.safetensors, its previous one and
 /// checkpoint*.safetensors that reads and verifies; empty path if there is none. `skipped` gets a line for each that does not.

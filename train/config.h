@@ -81,6 +81,9 @@ class Config {
   void update(const std::string& assignment, const std::string& origin = "-u");
   /// Sets one known key to a JSON value given as text.
   void set(const std::string& key, const std::string& json_value, const std::string& origin);
+  /// Sets the number of epochs and moves the recipe's stop epochs (strong augmentation, multi-scale) in proportion, keeping at least
+  /// one clean epoch; stop epochs set by -u stay.
+  void set_epochs(std::int64_t epochs, const std::string& origin);
   /// Whether someone set the key (a file, -u or a flag), rather than its default.
   bool is_set(const std::string& key) const;
 

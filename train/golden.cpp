@@ -9,6 +9,7 @@
 
 #include "models/detr/postprocess.h"
 #include "models/detr/rtdetr.h"
+#include "models/reference_layout.h"
 #include "runtime/error.h"
 #include "train/golden_inputs.h"
 #include "train/inputs.h"
@@ -43,7 +44,7 @@ class Errors {
     double sum = 0, squares = 0, largest = 0;
     for (std::int64_t i = 0; i < n; ++i) {
       const double v = element(x, i);
-      values[static_cast<std::size_t>(golden::reference_index(x.shape(), i))] = v;
+      values[static_cast<std::size_t>(models::reference_index(x.shape(), i))] = v;
       sum += v;
       squares += v * v;
       largest = std::max(largest, std::abs(v));

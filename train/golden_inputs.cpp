@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "models/reference_layout.h"
+
 namespace detr::train::golden {
 
 Generator::Generator(std::string_view name) : hash_(0xcbf29ce484222325ULL) {
@@ -17,13 +19,6 @@ double Generator::operator()(std::int64_t i) const {
 }
 
 bool is_generated(const Parameter& parameter) { return !parameter.name().ends_with("num_points_scale"); }
-
-std::int64_t reference_index(const Shape& shape, std::int64_t i) {
-  if (shape.rank() != 4) return i;
-  const std::int64_t h = shape[1], w = shape[2], c = shape[3];
-  const std::int64_t channel = i % c, x = i / c % w, y = i / c / w % h, n = i / c / w / h;
-  return ((n * c + channel) * h + y) * w + x;
-}
 
 std::vector<double> parameter_values(const Parameter& parameter) {
   const std::string& name = parameter.name();
@@ -46,7 +41,7 @@ std::vector<double> parameter_values(const Parameter& parameter) {
   }
   const Generator u(name);
   std::vector<double> values(static_cast<std::size_t>(shape.numel()));
-  for (std::int64_t i = 0; i < shape.numel(); ++i) values[static_cast<std::size_t>(i)] = lo + (hi - lo) * u(reference_index(shape, i));
+  for (std::int64_t i = 0; i < shape.numel(); ++i) values[static_cast<std::size_t>(i)] = lo + (hi - lo) * u(models::reference_index(shape, i));
   if (class_embed) {
     for (std::size_t i = values.size() - static_cast<std::size_t>(shape[1]); i < values.size(); ++i) values[i] = 0;
   }
@@ -56,7 +51,7 @@ std::vector<double> parameter_values(const Parameter& parameter) {
 Tensor pictures(const std::string& name, std::int64_t n, std::int64_t h, std::int64_t w) {
   const Generator u(name);
   Tensor images = host_zeros({n, h, w, 3}, DType::f64);
-  for (std::int64_t i = 0; i < images.numel(); ++i) images.data<double>()[i] = u(reference_index(images.shape(), i));
+  for (std::int64_t i = 0; i < images.numel(); ++i) images.data<double>()[i] = u(models::reference_index(images.shape(), i));
   return images;
 }
 

@@ -38,8 +38,4 @@ std::vector<data::ImageTargets> targets(const std::string& prefix, const std::ve
 /// The recorded denoising draws of a batch with `slots` = Q slots an image.
 data::DenoisingDraws denoising_draws(std::int64_t slots, std::int64_t num_classes);
 
-/// Index in the reference's layout (N, C, H, W) of element i of a tensor (N, H, W, C); i itself for other ranks. Convolution weights
-/// (out, kh, kw, in) and (out, in, kh, kw) are the same case.
-std::int64_t reference_index(const Shape& shape, std::int64_t i);
-
 }  // namespace detr::train::golden

@@ -40,6 +40,7 @@ class Optimizer {
 
   std::int64_t ema_updates() const { return static_cast<std::int64_t>(scalars_.data<double>()[kernels::kEmaUpdates]); }
   void set_ema_updates(std::int64_t updates) { scalars_.data<double>()[kernels::kEmaUpdates] = static_cast<double>(updates); }
+  void set_ema_ramp(double updates) { config_.ema_warmups = updates; }
   /// Updates of each trainable parameter so far, (S) i64 in the store's order; may be written.
   Tensor& steps() { return segments_.steps; }
 

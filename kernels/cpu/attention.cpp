@@ -86,6 +86,7 @@ T softmax_row(T* scores, std::int64_t count, const T* allowed) {
   T maxima[kLanes], sums[kLanes] = {};
   std::fill_n(maxima, kLanes, -std::numeric_limits<T>::infinity());
   for (std::int64_t j = 0; j < count; j += kLanes) {
+#pragma GCC unroll 1   // unrolled here, it is no longer seen as a loop to vectorise
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
       const T score = allowed[j + lane] != 0 ? scores[j + lane] : -std::numeric_limits<T>::infinity();
       maxima[lane] = score > maxima[lane] ? score : maxima[lane];
@@ -93,6 +94,7 @@ T softmax_row(T* scores, std::int64_t count, const T* allowed) {
   }
   const T largest = *std::max_element(maxima, maxima + kLanes);
   for (std::int64_t j = 0; j < count; j += kLanes) {
+#pragma GCC unroll 1   // unrolled here, it is no longer seen as a loop to vectorise
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
       const T weight = allowed[j + lane] != 0 ? fast_exp(scores[j + lane] - largest) : T(0);
       scores[j + lane] = weight;

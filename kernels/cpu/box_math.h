@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 namespace detr::kernels::cpu {
 
@@ -23,9 +22,8 @@ struct BoxSides {
   T area() const { return width() * height(); }
 };
 
-/// Areas up to this count as zero: the quotients of the gradient would overflow.
-template <class T>
-inline constexpr T kNoArea = 1024 * std::numeric_limits<T>::min();
+/// Areas up to this count as zero: in f32 the quotients of the gradient would overflow.
+inline constexpr double kNoArea = 1e-30;
 
 /// How two boxes lie to each other, and its gradient. Rezatofighi et al. 2019, arXiv:1902.09630, algorithm 1.
 template <class T>
@@ -43,8 +41,8 @@ class BoxOverlap {
     const T intersection = std::max(width_, T(0)) * std::max(height_, T(0));
     union_ = a_.area() + b_.area() - intersection;
     hull_ = std::max(hull_width_, T(0)) * std::max(hull_height_, T(0));
-    iou_ = union_ > kNoArea<T> ? intersection / union_ : T(0);
-    giou_ = hull_ > kNoArea<T> ? iou_ - (hull_ - union_) / hull_ : iou_;
+    iou_ = union_ > T(kNoArea) ? intersection / union_ : T(0);
+    giou_ = hull_ > T(kNoArea) ? iou_ - (hull_ - union_) / hull_ : iou_;
   }
 
   /// Intersection over union, 0 if the union has no area.
@@ -56,7 +54,7 @@ class BoxOverlap {
   /// intersection of exactly 0 still passes it.
   std::array<T, 4> giou_gradient() const {
     // giou = I / U + U / E - 1 with U = area(a) + area(b) - I, intersection I and enclosing area E
-    const T by_iou = union_ > kNoArea<T> ? 1 / union_ : T(0), by_hull = hull_ > kNoArea<T> ? 1 / hull_ : T(0);
+    const T by_iou = union_ > T(kNoArea) ? 1 / union_ : T(0), by_hull = hull_ > T(kNoArea) ? 1 / hull_ : T(0);
     const T d_intersection = (1 + iou_) * by_iou - by_hull;
     const T d_area = by_hull - iou_ * by_iou;
     const T d_hull = -union_ * by_hull * by_hull;

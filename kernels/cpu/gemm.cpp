@@ -25,12 +25,13 @@ void store(const Product& product, Matrix<T> c, Write write) {
   else out.noalias() = product;
 }
 
-constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;      // half of a second-level cache
-constexpr std::int64_t kMinRows = 128, kMaxRows = 1024;          // of a block
+constexpr std::int64_t kBlockBytes = std::int64_t{1} << 19;      // a part of a second-level cache
+constexpr std::int64_t kMinRows = 256, kMaxRows = 1024;          // of a block: fewer do not pay for packing the right factor
+constexpr std::int64_t kRowUnit = 8;                             // Eigen takes 4 rows at a time; a remainder is slow
 constexpr std::int64_t kMinTasks = 8;                            // where the rows allow, so that threads end together
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;   // of partial sums
 constexpr std::int64_t kMaxChunks = 16, kMinChunkRows = 1024;
-constexpr std::int64_t kOutputPanel = 128;
+constexpr std::int64_t kOutputPanel = 128;                       // rows of a weight's gradient per task
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -55,7 +56,8 @@ std::int64_t row_grain(std::int64_t rows, std::int64_t row_elements, std::int64_
   const std::int64_t fitting = kBlockBytes / std::max<std::int64_t>(1, row_elements * element_bytes);
   const std::int64_t wanted = std::clamp(fitting, kMinRows, kMaxRows);
   const std::int64_t tasks = std::max(ceil_div(rows, wanted), std::min(kMinTasks, ceil_div(rows, kMinRows)));
-  return std::max<std::int64_t>(1, ceil_div(rows, std::max<std::int64_t>(1, tasks)));
+  const std::int64_t even_tasks = tasks > 1 ? ceil_div(tasks, 2) * 2 : 1;
+  return std::max(kRowUnit, ceil_div(ceil_div(rows, even_tasks), kRowUnit) * kRowUnit);
 }
 
 template <class T>

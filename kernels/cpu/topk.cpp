@@ -25,6 +25,7 @@ T largest(const T* x, std::int64_t count) {
     std::array<T, kLanes> lanes;
     std::copy_n(x, kLanes, lanes.begin());
     for (i = kLanes; i + kLanes <= count; i += kLanes) {
+#pragma GCC unroll 1   // unrolled here, it is no longer seen as a loop to vectorise
       for (std::int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = larger(lanes[lane], x[i + lane]);
     }
     for (const T value : lanes) best = larger(best, value);

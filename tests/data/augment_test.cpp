@@ -240,11 +240,11 @@ TEST_CASE("augment: photometric distortion", "[cpu]") {
     const Image out = apply(RandomPhotometricDistort{}, pixel, key_of(i), &draws).picture;
     for (std::size_t c = 0; c < 5; ++c) coins[c] += draws.find(words[c]) != std::string::npos;
     if (draws.empty()) CHECK(out.rgb == pixel.picture.rgb);
-    const Image turned = apply(neutral, pixel, key_of(i)).picture;   // hue 0 passes 8-bit HSV: off by rounding
+    const Image turned = apply(neutral, pixel, key_of(i)).picture;   // hue 0 passes 8-bit HSV: off by a hue step, 6 x 190 / 255
     std::array<std::size_t, 3> order{0, 1, 2};
     std::ranges::sort(order, {}, [&](std::size_t c) { return turned.rgb[c]; });
     ++orders[order];
-    for (std::size_t c = 0; c < 3; ++c) REQUIRE(std::abs(turned.rgb[order[c]] - pixel.picture.rgb[c]) <= 3);
+    for (std::size_t c = 0; c < 3; ++c) REQUIRE(std::abs(turned.rgb[order[c]] - pixel.picture.rgb[c]) <= 5);
   }
   CHECK(orders.size() == 6);
   for (const auto& [order, count] : orders) expect_close(count, 200, 0.25);

@@ -1,0 +1,126 @@
+#include "runtime/files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/error.h"
+
+namespace detr {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+[[noreturn]] void fail(const fs::path& file, const char* what, int error) {
+  throw StorageError(file.string(), ": ", what, ": ", std::strerror(error), error == ENOSPC ? "; free some space" : "");
+}
+
+/// Removes a temporary file unless it was renamed.
+class Temporary {
+ public:
+  explicit Temporary(fs::path path) : path_(std::move(path)) {}
+  ~Temporary() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  const fs::path& path() const { return path_; }
+  void keep() { path_.clear(); }
+
+ private:
+  fs::path path_;
+};
+
+void sync_folder(const fs::path& folder) {
+  const FileHandle handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (handle.get() < 0) fail(folder, "cannot be opened", errno);
+  // Some file systems cannot sync a folder and say so; the rename stands all the same.
+  if (::fsync(handle.get()) != 0 && errno != EINVAL && errno != ENOTSUP) fail(folder, "cannot be synced", errno);
+}
+
+void close_checked(FileHandle handle, const fs::path& file) {
+  if (::close(handle.release()) != 0) fail(file, "cannot be closed", errno);
+}
+
+}  // namespace
+
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
+  if (this != &other) {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    descriptor_ = other.release();
+  }
+  return *this;
+}
+
+FileHandle::~FileHandle() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+int FileHandle::release() {
+  const int descriptor = descriptor_;
+  descriptor_ = -1;
+  return descriptor;
+}
+
+void write_all(int descriptor, std::span<const std::byte> bytes, const fs::path& file) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(descriptor, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(file, "cannot be written", errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+void read_all(int descriptor, std::span<std::byte> bytes, std::size_t offset, const fs::path& file) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pread(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(file, "cannot be read", errno);
+    if (n == 0) throw StorageError(file.string(), ": ends at byte ", offset, ", more was expected");
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::size_t>(n);
+  }
+}
+
+void replace_file(const fs::path& file, std::size_t bytes, const fs::path& previous, const std::function<void(int)>& write) {
+  static std::atomic<unsigned> counter{0};
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  Temporary temporary(folder / concat(".", file.filename().string(), ".", ::getpid(), ".", counter++, ".tmp"));
+  FileHandle handle(::open(temporary.path().c_str(), O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (handle.get() < 0) {
+    const int error = errno;
+    temporary.keep();   // it is not ours
+    fail(file, "cannot be created", error);
+  }
+  if (bytes > 0) {
+    // Not every file system can reserve; then a full disk shows while writing.
+    const int error = ::posix_fallocate(handle.get(), 0, static_cast<off_t>(bytes));
+    if (error == ENOSPC || error == EFBIG || error == EDQUOT) fail(file, "cannot reserve its size", error);
+  }
+  write(handle.get());
+  if (::fsync(handle.get()) != 0) fail(file, "cannot be synced", errno);
+  close_checked(std::move(handle), file);
+  if (!previous.empty()) {
+    // A second name for the old file, so that it outlives the rename below.
+    Temporary link(folder / concat(".", file.filename().string(), ".", ::getpid(), ".", counter++, ".old.tmp"));
+    if (::link(file.c_str(), link.path().c_str()) == 0) {
+      if (::rename(link.path().c_str(), previous.c_str()) != 0) fail(previous, "cannot be renamed", errno);
+    } else if (errno != ENOENT) {
+      if (errno != EPERM && errno != ENOTSUP) fail(previous, "cannot be linked", errno);
+      if (::rename(file.c_str(), previous.c_str()) != 0) fail(previous, "cannot be renamed", errno);   // no hard links here
+    }
+  }
+  if (::rename(temporary.path().c_str(), file.c_str()) != 0) fail(file, "cannot be renamed into place", errno);
+  temporary.keep();
+  sync_folder(folder);
+}
+
+void replace_file(const fs::path& file, std::string_view content) {
+  replace_file(file, content.size(), {}, [&](int descriptor) { write_all(descriptor, std::as_bytes(std::span(content.data(), content.size())), file); });
+}
+
+}  // namespace detr

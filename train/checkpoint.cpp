@@ -1,0 +1,233 @@
+#include "train/checkpoint.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "models/reference_layout.h"
+#include "runtime/error.h"
+#include "runtime/safetensors.h"
+
+namespace detr::train {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr const char* kFormat = "1";
+
+template <class T>
+void permute(const Tensor& ours, Tensor& theirs, bool to_reference) {
+  const Shape& shape = ours.shape();
+  for (std::int64_t i = 0; i < ours.numel(); ++i) {
+    const std::int64_t j = models::reference_index(shape, i);
+    if (to_reference) theirs.data<T>()[j] = ours.data<T>()[i];
+    else ours.data<T>()[i] = theirs.data<T>()[j];
+  }
+}
+
+Tensor to_reference(const Tensor& ours) {
+  if (ours.rank() != 4) return ours;
+  Tensor theirs = host_zeros(models::reference_shape(ours.shape()), ours.dtype());
+  if (ours.dtype() == DType::f64) permute<double>(ours, theirs, true);
+  else permute<float>(ours, theirs, true);
+  return theirs;
+}
+
+void from_reference(const Tensor& theirs, const Tensor& ours) {
+  Tensor source = theirs;
+  if (source.dtype() != ours.dtype()) {
+    source = host_zeros(theirs.shape(), ours.dtype());
+    for (std::int64_t i = 0; i < theirs.numel(); ++i) {
+      const double v = theirs.dtype() == DType::f64 ? theirs.data<double>()[i] : static_cast<double>(theirs.data<float>()[i]);
+      if (ours.dtype() == DType::f64) source.data<double>()[i] = v;
+      else source.data<float>()[i] = static_cast<float>(v);
+    }
+  }
+  if (ours.dtype() == DType::f64) permute<double>(ours, source, false);
+  else permute<float>(ours, source, false);
+}
+
+std::map<std::string, std::string> metadata_of(const CheckpointInfo& info) {
+  const RunState& s = info.state;
+  const json state = {{"step", s.step}, {"epoch", s.epoch}, {"epoch_step", s.epoch_step}, {"seed", s.seed}, {"skipped", s.skipped}, {"skips_in_row", s.skips_in_row},
+                      {"best_ap", s.best_ap}, {"best_epoch", s.best_epoch}, {"evaluations_since_best", s.evaluations_since_best}, {"finished", s.finished},
+                      {"epoch_loss", s.epoch_loss}, {"epoch_terms", s.epoch_terms}, {"epoch_counted", s.epoch_counted},
+                      {"warmup_steps", info.warmup_steps}, {"ema_ramp", info.ema_ramp}};
+  json classes = json::array();
+  for (const data::Category& c : info.classes) classes.push_back({{"id", c.id}, {"name", c.name}});
+  return {{"detrtrain", info.version}, {"checkpoint", kFormat}, {"config", info.config}, {"classes", classes.dump()}, {"state", state.dump()},
+          {"step", std::to_string(s.step)}, {"epoch", std::to_string(s.epoch)}, {"seed", std::to_string(s.seed)}, {"ema_updates", std::to_string(info.ema_updates)}, {"scored", info.scored}};
+}
+
+CheckpointInfo info_of(const SafetensorsFile& file, const fs::path& path) {
+  const auto& metadata = file.metadata();
+  if (!metadata.contains("checkpoint")) throw StorageError(path.string(), ": is no checkpoint of detrtrain; -t takes weights of others");
+  if (metadata.at("checkpoint") != kFormat) throw StorageError(path.string(), ": checkpoint format ", metadata.at("checkpoint"), ", this build knows ", kFormat);
+  try {
+    CheckpointInfo info;
+    const json s = json::parse(metadata.at("state"));
+    info.state.step = s.at("step");
+    info.state.epoch = s.at("epoch");
+    info.state.epoch_step = s.at("epoch_step");
+    info.state.seed = s.at("seed");
+    info.state.skipped = s.at("skipped");
+    info.state.skips_in_row = s.at("skips_in_row");
+    info.state.best_ap = s.at("best_ap");
+    info.state.best_epoch = s.at("best_epoch");
+    info.state.evaluations_since_best = s.at("evaluations_since_best");
+    info.state.finished = s.at("finished");
+    info.state.epoch_loss = s.at("epoch_loss");
+    info.state.epoch_terms = s.at("epoch_terms").get<NamedValues>();
+    info.state.epoch_counted = s.at("epoch_counted");
+    info.warmup_steps = s.at("warmup_steps");
+    info.ema_ramp = s.at("ema_ramp");
+    for (const json& c : json::parse(metadata.at("classes"))) info.classes.push_back({c.at("id"), c.at("name")});
+    info.config = metadata.at("config");
+    info.ema_updates = std::stoll(metadata.at("ema_updates"));
+    info.version = metadata.at("detrtrain");
+    info.scored = metadata.at("scored");
+    return info;
+  } catch (const std::exception& error) {
+    throw StorageError(path.string(), ": metadata is not complete: ", error.what());
+  }
+}
+
+void append_weights(std::vector<NamedTensor>& tensors, ParameterStore& store) {
+  for (const Parameter& p : store.list().all()) {
+    tensors.push_back({"model." + p.name(), to_reference(store.slice(store.weights(), p))});
+    tensors.push_back({"ema." + p.name(), to_reference(store.slice(store.ema(), p))});
+  }
+}
+
+/// Tensors whose shape follows from the number of classes.
+bool depends_on_classes(const std::string& name) {
+  return name.find("score_head") != std::string::npos || name.find("denoising_class_embed") != std::string::npos;
+}
+
+fs::path previous_of(const fs::path& file) { return file.string() + ".previous"; }
+
+}  // namespace
+
+void save_checkpoint(const fs::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info) {
+  std::vector<NamedTensor> tensors;
+  append_weights(tensors, store);
+  for (std::size_t i = 0; i < store.trainable().size(); ++i) {
+    const Parameter& p = store.trainable()[i];
+    tensors.push_back({"optim.exp_avg." + p.name(), to_reference(store.slice(store.exp_avg(), p))});
+    tensors.push_back({"optim.exp_avg_sq." + p.name(), to_reference(store.slice(store.exp_avg_sq(), p))});
+    tensors.push_back({"optim.step." + p.name(), optimizer.steps().view(static_cast<std::int64_t>(i), Shape{})});
+  }
+  write_safetensors(file, tensors, metadata_of(info), previous_of(file));
+}
+
+void save_weights(const fs::path& file, ParameterStore& store, const CheckpointInfo& info) {
+  std::vector<NamedTensor> tensors;
+  append_weights(tensors, store);
+  write_safetensors(file, tensors, metadata_of(info));
+}
+
+CheckpointInfo read_checkpoint_info(const fs::path& file) { return info_of(SafetensorsFile(file), file); }
+
+CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Optimizer& optimizer) {
+  const SafetensorsFile file(path);
+  const CheckpointInfo info = info_of(file, path);
+  const auto load = [&](const std::string& name, const Tensor& into) {
+    if (!file.contains(name)) {
+      const bool weights_only = name.starts_with("optim.");
+      throw StorageError(path.string(), ": ", name, " is missing", weights_only ? "; the file holds weights alone: -t starts a new run from them" : ": it belongs to another model");
+    }
+    if (file.shape(name) != models::reference_shape(into.shape()))
+      throw StorageError(path.string(), ": ", name, " is ", file.shape(name), ", wanted ", models::reference_shape(into.shape()), ": it belongs to another model");
+    from_reference(file.read(name), into);
+  };
+  for (const Parameter& p : store.list().all()) {
+    load("model." + p.name(), store.slice(store.weights(), p));
+    load("ema." + p.name(), store.slice(store.ema(), p));
+  }
+  for (std::size_t i = 0; i < store.trainable().size(); ++i) {
+    const Parameter& p = store.trainable()[i];
+    load("optim.exp_avg." + p.name(), store.slice(store.exp_avg(), p));
+    load("optim.exp_avg_sq." + p.name(), store.slice(store.exp_avg_sq(), p));
+    const std::string step = "optim.step." + p.name();
+    if (!file.contains(step)) throw StorageError(path.string(), ": ", step, " is missing");
+    optimizer.steps().data<std::int64_t>()[i] = file.read(step).data<std::int64_t>()[0];
+  }
+  for (const std::string& name : file.names()) {
+    const std::size_t dot = name.find('.');
+    if (name.starts_with("model.") && !store.list().contains(name.substr(dot + 1))) throw StorageError(path.string(), ": ", name, " is no tensor of this model");
+  }
+  optimizer.set_ema_updates(info.ema_updates);
+  return info;
+}
+
+WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsChoice choice, bool allow_partial) {
+  const SafetensorsFile file(path);
+  const auto scored = file.metadata().find("scored");
+  const bool ema = choice == WeightsChoice::ema || (choice == WeightsChoice::scored && scored != file.metadata().end() && scored->second == "ema");
+  const std::vector<std::string> names = file.names();
+  const bool ours = std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("model.backbone.") || n.starts_with("model.decoder."); }) && file.metadata().contains("checkpoint");
+  const std::string prefix = !ours ? "" : ema ? "ema." : "model.";
+  WeightsReport report;
+  std::int64_t fixed_values = 0, fixed_matched = 0;
+  for (const Parameter& p : store.list().all()) {
+    const std::string name = prefix + p.name();
+    const std::int64_t values = p.shape().numel();
+    const bool fits = file.contains(name) && file.shape(name) == models::reference_shape(p.shape());
+    ++report.tensors;
+    report.values += values;
+    if (!depends_on_classes(p.name())) fixed_values += values;
+    if (!file.contains(name)) report.missing.push_back(p.name());
+    else if (!fits) report.reshaped.push_back(p.name());
+    if (!fits) continue;
+    from_reference(file.read(name), store.slice(store.weights(), p));
+    ++report.matched;
+    report.matched_values += values;
+    if (!depends_on_classes(p.name())) fixed_matched += values;
+  }
+  for (const std::string& name : names) {
+    if (!ours || name.starts_with(prefix)) {
+      if (!store.list().contains(name.substr(prefix.size()))) report.unused.push_back(name);
+    }
+  }
+  if (!allow_partial && static_cast<double>(fixed_matched) < 0.95 * static_cast<double>(fixed_values)) {
+    const std::string first = report.reshaped.empty() ? (report.missing.empty() ? "" : report.missing[0] + " is missing") : report.reshaped[0] + " has another shape";
+    throw StorageError(path.string(), ": fits ", 100 * static_cast<double>(report.matched_values) / static_cast<double>(report.values), " % of the weights (", report.matched, " of ",
+                       report.tensors, " tensors; first: ", first, "); it belongs to another configuration (--allow-partial takes what fits)");
+  }
+  return report;
+}
+
+fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& skipped) {
+  fs::path best;
+  std::int64_t best_step = -1;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool candidate = name == "last.safetensors" || name == "last.safetensors.previous" || (name.starts_with("checkpoint") && name.ends_with(".safetensors"));
+    if (!candidate) continue;
+    try {
+      const SafetensorsFile file(entry.path());
+      const CheckpointInfo info = info_of(file, entry.path());
+      if (info.state.step <= best_step) continue;
+      file.verify();
+      best = entry.path();
+      best_step = info.state.step;
+    } catch (const StorageError& failure) {
+      skipped.push_back(failure.what());
+    }
+  }
+  return best;
+}
+
+std::string state_hash(ParameterStore& store, Optimizer& optimizer) {
+  std::uint64_t hash = 0;
+  for (const Tensor& t : {store.weights(), store.ema(), store.exp_avg(), store.exp_avg_sq(), optimizer.steps()})
+    hash = hash_bytes({static_cast<const std::byte*>(t.raw()), static_cast<std::size_t>(t.bytes())}, hash);
+  std::ostringstream out;
+  out << std::hex << std::setw(16) << std::setfill('0') << hash;
+  return out.str();
+}
+
+}  // namespace detr::train

@@ -1,0 +1,98 @@
+#pragma once
+#include <atomic>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/coco.h"
+#include "data/loader.h"
+#include "models/detr/rtdetr.h"
+#include "train/checkpoint.h"
+#include "train/config.h"
+#include "train/records.h"
+#include "train/step.h"
+
+namespace detr::train {
+
+/// One split, read and checked.
+struct SplitData {
+  std::shared_ptr<const data::CocoData> coco;
+  std::filesystem::path images;
+};
+
+/// What a run is given besides its configuration.
+struct RunOptions {
+  SplitData train, val;                  ///< val.coco may be null: then nothing is evaluated
+  std::filesystem::path output_dir;
+  std::filesystem::path resume;          ///< a checkpoint of ours, or empty
+  std::filesystem::path tuning;          ///< weights to start from, or empty
+  std::string config_json;               ///< resolved, stored in checkpoints
+  std::string version;
+  bool allow_partial = false;
+  std::int64_t max_steps = 0;            ///< global steps in all; 0: as the epochs say
+  double time_limit_s = 0;               ///< 0: none
+  std::int64_t overfit = 0;              ///< train and evaluate on the first N training images without augmentation; 0: off
+  std::int64_t save_every_steps = 0;     ///< besides the epochs' saves; 0: none
+  std::vector<std::string> freeze;       ///< expressions searched in parameter names
+  std::size_t cache_bytes = 0;           ///< decoded pictures kept in memory by the training loader
+};
+
+enum class RunEnd { finished, already_finished, stopped };
+
+struct RunSummary {
+  RunEnd end = RunEnd::finished;
+  RunState state;
+  double images_per_s = 0;
+  std::optional<data::EvalResult> last, best;
+  std::string hash;                      ///< state_hash at the end
+};
+
+/// The training run: epochs of steps, evaluation, checkpoints, resume. One object runs once.
+class Trainer {
+ public:
+  /// Builds model, store and loaders and restores a checkpoint or weights; reports what it finds. Nothing is written yet.
+  Trainer(const RunConfig& config, RunOptions options, const Stream& stream, Reporter& reporter);
+
+  /// Runs to the end, or until `stop` is set: then the state is saved after the step in hand and the result is `stopped`.
+  /// Throws Diverged where more than max_skips steps in a row could not be made, naming step, image ids and first bad tensor.
+  RunSummary run(const std::atomic<bool>& stop);
+
+  models::RtDetr& model() { return *model_; }
+  ParameterStore& store() { return *store_; }
+  std::int64_t steps_per_epoch() const { return train_loader_->steps(); }
+  /// Detections of the last evaluation, and the truth they belong to (for pictures and reports).
+  const std::vector<data::Detection>& detections() const { return detections_; }
+  const SplitData& validation() const { return options_.val; }
+
+ private:
+  void build_loaders();
+  void restore();
+  void describe();
+  bool run_epoch(const std::atomic<bool>& stop, RunSummary& summary);
+  void count(const StepResult& result, const data::Batch& batch);
+  bool finish_epoch(const std::atomic<bool>& stop, RunSummary& summary, EpochRecord& record);
+  void keep_best(const EpochRecord& record);
+  std::optional<data::EvalResult> evaluate(bool ema, const std::atomic<bool>& stop);
+  void save(bool finished);
+  bool out_of_time() const;
+  CheckpointInfo info() const;
+  std::int64_t total_steps() const;
+
+  RunConfig config_;
+  RunOptions options_;
+  Stream stream_;
+  Reporter& reporter_;
+  std::unique_ptr<models::RtDetr> model_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Step> step_;
+  std::unique_ptr<data::Loader> train_loader_, val_loader_;
+  RunState state_;
+  std::int64_t warmup_steps_ = 0;
+  std::vector<data::Detection> detections_;
+  std::optional<data::EvalResult> best_;
+  double started_s_ = 0;
+};
+
+}  // namespace detr::train
