@@ -10,7 +10,7 @@ Variable Context::leaf(const Parameter& parameter) {
 
 Variable Context::leaf(const Parameter& parameter, std::int64_t begin, std::int64_t end) {
   if (tape_) return tape_->leaf(parameter, begin, end);
-  return Variable(parameter.value().slice(begin, end));
+  return Variable(rows_of(parameter.value(), begin, end));
 }
 
 Variable Context::record(const char* name, std::initializer_list<Variable> inputs, const Tensor& y, Backward backward) {

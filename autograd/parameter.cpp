@@ -6,6 +6,10 @@
 
 namespace detr {
 
+Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t end) {
+  return tensor.rank() ? tensor.slice(begin, end) : tensor;
+}
+
 Parameter ParameterList::add(const std::string& name, const Shape& shape, Init init) {
   return add(name, shape, std::move(init), Parameter::Kind::parameter);
 }

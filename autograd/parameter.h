@@ -48,6 +48,9 @@ class Parameter {
   std::shared_ptr<State> state_;
 };
 
+/// Rows [begin, end) of a parameter's value or gradient; a tensor without dimensions is one row.
+Tensor rows_of(const Tensor& tensor, std::int64_t begin, std::int64_t end);
+
 /// All parameters and buffers of a model in the order in which its layers registered them.
 class ParameterList {
  public:

@@ -9,7 +9,7 @@
 namespace detr {
 namespace {
 
-/// Where the gradient of rows [begin, end) of a parameter goes. `fresh` says that nothing of this step lies there yet.
+/// Whether nothing of this step lies in rows [begin, end) of the parameter's gradient yet; from now on something does.
 bool claim_rows(Parameter::State& state, std::int64_t begin, std::int64_t end) {
   for (const auto& [from, to] : state.written) {
     if (from == begin && to == end) return false;
@@ -36,7 +36,7 @@ Variable Tape::input(const Tensor& value) {
 }
 
 Variable Tape::leaf(const Parameter& parameter, std::int64_t begin, std::int64_t end) {
-  const Tensor value = parameter.shape().rank() ? parameter.value().slice(begin, end) : parameter.value();
+  const Tensor value = rows_of(parameter.value(), begin, end);
   if (!parameter.trainable()) return Variable(value);
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
@@ -82,9 +82,10 @@ void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, co
   std::vector<char> live(last + 1, 0);
   std::map<std::int64_t, int> contributions;
   live[last] = 1;
-  if (nodes_[last].is_parameter) reached_.insert(nodes_[last].parameter.index());
   for (std::size_t i = last + 1; i-- > 0;) {
     if (!live[i]) continue;
+    const bool is_leaf = nodes_[i].is_parameter || nodes_[i].is_input;
+    DETR_CHECK(is_leaf || nodes_[i].backward, "tape: backward has run already; clear the tape and run the forward again");
     for (const int input : nodes_[i].inputs) {
       if (input < 0) continue;
       const Node& source = nodes_[static_cast<std::size_t>(input)];
@@ -95,6 +96,15 @@ void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, co
     }
   }
 
+  if (nodes_[last].is_parameter) {   // no op between: the seed is the parameter's one contribution
+    const Node& leaf = nodes_[last];
+    reached_.insert(leaf.parameter.index());
+    Tensor rows = rows_of(leaf.parameter.grad(), leaf.begin, leaf.end);
+    if (claim_rows(leaf.parameter.state(), leaf.begin, leaf.end)) kernels::cast(ctx.stream(), seed, rows);
+    else kernels::accumulate(ctx.stream(), seed, rows);
+    if (on_ready) on_ready(leaf.parameter);
+    return;
+  }
   nodes_[last].grad = seed;
   for (std::size_t i = last + 1; i-- > 0;) {
     Node& node = nodes_[i];
@@ -120,8 +130,7 @@ void Tape::run_node(Context& ctx, Node& node) {
     if (node.inputs[i] < 0) continue;
     Node& source = nodes_[static_cast<std::size_t>(node.inputs[i])];
     if (source.is_parameter) {
-      const Tensor& grad = source.parameter.grad();
-      const Tensor rows = grad.rank() ? grad.slice(source.begin, source.end) : grad;
+      const Tensor rows = rows_of(source.parameter.grad(), source.begin, source.end);
       if (claim_rows(source.parameter.state(), source.begin, source.end)) {
         destinations[i] = rows;
       } else {

@@ -67,12 +67,30 @@ ImageHeader bmp_header(const std::string& path, Bytes head, std::int64_t file_si
   const std::int64_t signed_height = old ? little_endian(head, 20, 2) : static_cast<std::int32_t>(little_endian(head, 22, 4));
   const std::int64_t height = signed_height < 0 ? -signed_height : signed_height;   // negative: stored from the top
   const std::int64_t bits = little_endian(head, old ? 24 : 28, 2), compression = old ? 0 : little_endian(head, 30, 4);
-  if (info_size < 12 || width < 1 || height < 1 || bits < 1 || bits > 32) throw DataError(path, ": corrupt BMP: illegal header");
+  const bool known_bits = bits == 1 || bits == 4 || bits == 8 || bits == 16 || bits == 24 || bits == 32;
+  if (info_size < 12 || width < 1 || height < 1 || !known_bits) throw DataError(path, ": corrupt BMP: illegal header");
   // 3: uncompressed with channel masks
   if (compression != 0 && compression != 3) throw DataError(path, ": unsupported BMP: compressed; convert it to PNG");
   const std::int64_t row = (width * bits + 31) / 32 * 4, last_row = (width * bits + 7) / 8;
-  if (pixels_at + row * (height - 1) + last_row > file_size) throw DataError(path, ": truncated: the BMP ends before its last pixel");
+  const std::int64_t room = file_size - pixels_at - last_row;   // for all rows but the last
+  if (room < 0 || height - 1 > room / row) throw DataError(path, ": truncated: the BMP ends before its last pixel");
   return {width, height, 1};
+}
+
+/// Throws DataError where a pixel of a BMP with at most 8 bits has no entry in the palette: stb_image would look up chance bytes.
+void check_bmp_palette(const std::string& path, Bytes bytes, const ImageHeader& header) {
+  const std::int64_t pixels_at = little_endian(bytes, 10, 4), info_size = little_endian(bytes, 14, 4);
+  const bool old = info_size == 12;
+  const std::int64_t bits = little_endian(bytes, old ? 24 : 28, 2);
+  const std::int64_t colours = (pixels_at - 14 - info_size) / (old ? 3 : 4);
+  if (bits > 8 || colours >= std::int64_t{1} << bits) return;
+  const std::int64_t row = (header.stored_width * bits + 31) / 32 * 4, mask = (std::int64_t{1} << bits) - 1;
+  for (std::int64_t y = 0; y < header.stored_height; ++y) {
+    for (std::int64_t x = 0; x < header.stored_width; ++x) {
+      const std::int64_t byte = bytes[static_cast<std::size_t>(pixels_at + y * row + x * bits / 8)];
+      if ((byte >> (8 - bits - x * bits % 8) & mask) >= colours) throw DataError(path, ": corrupt BMP: colour beyond its palette");
+    }
+  }
 }
 
 /// Throws DataError unless a GIF's blocks are whole up to the end of its first picture.
@@ -124,7 +142,7 @@ struct Stored {
 };
 
 Stored decode_stored_jpeg(ImageFile& file, const DecodeLimits& limits) {
-  const std::string path = file.path().string();
+  const std::string& path = file.name();
   const std::vector<std::uint8_t> bytes = file.read(0, file.size());
   Stored stored;
   const JpegOutcome outcome = decode_jpeg(
@@ -135,7 +153,7 @@ Stored decode_stored_jpeg(ImageFile& file, const DecodeLimits& limits) {
 }
 
 Stored decode_stored_png(ImageFile& file, const DecodeLimits& limits) {
-  const std::string path = file.path().string();
+  const std::string& path = file.name();
   const PngChunks chunks = read_png_chunks(
       file, /*want_pixels=*/true, [&](const ImageHeader& header) { check_limits(path, header, limits); });
   Stored stored{chunks.header, {}, chunks.ended ? "" : "the PNG has no end marker"};
@@ -147,12 +165,16 @@ Stored decode_stored_png(ImageFile& file, const DecodeLimits& limits) {
 }
 
 Stored decode_stored_other(ImageFile& file, Format format, const DecodeLimits& limits) {
-  const std::string path = file.path().string();
+  const std::string& path = file.name();
   const std::vector<std::uint8_t> bytes = file.read(0, file.size());
   Stored stored;
   stored.header = format == Format::bmp ? bmp_header(path, bytes, static_cast<std::int64_t>(bytes.size())) : gif_header(path, bytes);
   check_limits(path, stored.header, limits);
-  if (format == Format::gif) check_gif_blocks(path, bytes);
+  if (format == Format::gif) {
+    check_gif_blocks(path, bytes);
+  } else {
+    check_bmp_palette(path, bytes, stored.header);
+  }
   std::string reason;
   if (!stb_decode(bytes, stored.image, reason)) {
     throw DataError(path, ": the ", format == Format::bmp ? "BMP" : "GIF", " cannot be decoded: ", reason);
@@ -165,12 +187,12 @@ Stored decode_stored_other(ImageFile& file, Format format, const DecodeLimits& l
 DecodeResult decode_image(const std::filesystem::path& path, Exif exif, std::int64_t json_width, std::int64_t json_height,
                           const DecodeLimits& limits) {
   ImageFile file(path);
-  const Format format = format_of(path.string(), file.read(0, kProbeBytes));
+  const Format format = format_of(file.name(), file.read(0, kProbeBytes));
   Stored stored = format == Format::jpeg  ? decode_stored_jpeg(file, limits)
                   : format == Format::png ? decode_stored_png(file, limits)
                                           : decode_stored_other(file, format, limits);
   if (stored.image.width != stored.header.stored_width || stored.image.height != stored.header.stored_height) {
-    throw DataError(path.string(), ": corrupt image: its pixels and its header differ in size");
+    throw DataError(file.name(), ": corrupt image: its pixels and its header differ in size");
   }
 
   DecodeResult result;
@@ -178,7 +200,7 @@ DecodeResult decode_image(const std::filesystem::path& path, Exif exif, std::int
   result.stored_height = stored.header.stored_height;
   result.orientation = stored.header.orientation;
   result.turned = exif_turns(stored.header, exif, json_width, json_height);
-  result.warning = stored.warning.empty() ? "" : concat(path.string(), ": ", stored.warning);
+  result.warning = std::move(stored.warning);
   result.image = result.turned ? apply_orientation(std::move(stored.image), result.orientation) : std::move(stored.image);
   return result;
 }
@@ -186,16 +208,16 @@ DecodeResult decode_image(const std::filesystem::path& path, Exif exif, std::int
 ImageHeader read_image_header(const std::filesystem::path& path) {
   ImageFile file(path);
   const std::vector<std::uint8_t> head = file.read(0, kProbeBytes);
-  switch (format_of(path.string(), head)) {
+  switch (format_of(file.name(), head)) {
     case Format::png: return read_png_chunks(file, /*want_pixels=*/false).header;
-    case Format::bmp: return bmp_header(path.string(), head, file.size());
-    case Format::gif: return gif_header(path.string(), head);
+    case Format::bmp: return bmp_header(file.name(), head, file.size());
+    case Format::gif: return gif_header(file.name(), head);
     case Format::jpeg: break;
   }
   ImageHeader header;
   JpegOutcome outcome = read_jpeg_header(file.read(0, kJpegHeadBytes), header);
   if (outcome.ended_early && file.size() > kJpegHeadBytes) outcome = read_jpeg_header(file.read(0, file.size()), header);
-  if (!outcome.error.empty()) throw DataError(path.string(), ": the JPEG cannot be decoded: ", outcome.error);
+  if (!outcome.error.empty()) throw DataError(file.name(), ": the JPEG cannot be decoded: ", outcome.error);
   return header;
 }
 

@@ -10,6 +10,7 @@
 
 #include "data/image.h"
 #include "data/stb.h"
+#include "data/text.h"
 #include "runtime/error.h"
 
 namespace detr::data {
@@ -55,7 +56,7 @@ void write_image(const std::filesystem::path& file, const Image& image) {
   if (error) {
     std::error_code ignored;
     std::filesystem::remove(temporary, ignored);
-    throw StorageError(file.string(), ": the picture cannot be written: ", error.message());
+    throw StorageError(printable(file), ": the picture cannot be written: ", error.message());
   }
 }
 

@@ -37,6 +37,7 @@ void append_utf8(std::string& out, std::uint32_t code) {
 }
 
 bool is_digit(int c) { return c >= '0' && c <= '9'; }
+bool is_plain(int c) { return c >= 0x20 && c != '"' && c != '\\'; }   // inside a text
 
 /// Whether a decimal number outside a double's range is too large (else it is too small): the place of its first digit that
 /// is not zero, counted from the point, and the exponent decide.
@@ -111,6 +112,16 @@ int JsonReader::take() {
   return c;
 }
 
+template <class Wanted>
+void JsonReader::take_run(Wanted wanted, std::string* text) {
+  std::size_t end = at_;
+  while (end < end_ && wanted(static_cast<unsigned char>(buffer_[end]))) ++end;
+  if (text) text->append(buffer_.data() + at_, end - at_);
+  if (capture_) capture_->append(buffer_.data() + at_, end - at_);
+  column_ += static_cast<std::int64_t>(end - at_);
+  at_ = end;
+}
+
 int JsonReader::look_past_space() {
   int c = look();
   while (c == ' ' || c == '\n' || c == '\t' || c == '\r') {
@@ -171,7 +182,7 @@ bool JsonReader::special_number() {
 void JsonReader::number_token() {
   const auto digits = [&] {
     if (!is_digit(look())) fail("a digit is expected");
-    while (is_digit(look())) token_ += static_cast<char>(take());
+    while (is_digit(look())) take_run(is_digit, &token_);
   };
   const std::size_t start = token_.size();
   digits();
@@ -242,11 +253,13 @@ void JsonReader::escape(std::string* text) {
 void JsonReader::string_token(std::string* text) {
   expect("\"");
   while (true) {
+    take_run(is_plain, text);
     const int c = take();
     if (c == '"') return;
-    if (c < 0x20) fail("a control character in a text");
     if (c == '\\') {
       escape(text);
+    } else if (c < 0x20) {
+      fail("a control character in a text");
     } else if (text) {
       *text += static_cast<char>(c);
     }

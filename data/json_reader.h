@@ -55,6 +55,9 @@ class JsonReader {
  private:
   int look();               ///< next byte, or -1 at the end
   int take();
+  /// Takes the bytes of the buffer up to the first that is not wanted (which must not be a line break), into `text` too.
+  template <class Wanted>
+  void take_run(Wanted wanted, std::string* text);
   void refill();
   int look_past_space();
   void expect(const char* word);

@@ -13,6 +13,7 @@ namespace detr::data {
 namespace {
 
 constexpr std::int64_t kSignatureBytes = 8, kHeaderBytes = 13, kPaletteBytes = 256 * 3, kMaxExifBytes = 1 << 20;
+constexpr std::int64_t kMaxSide = 0x7fffffff;   // of the standard
 
 /// CRC-32 of ISO 3309 by bytes, as PNG wants it; `crc` is that of what came before.
 std::uint32_t crc32(std::span<const std::uint8_t> bytes, std::uint32_t crc = 0) {
@@ -60,7 +61,9 @@ bool legal_depth(int colour, int depth) {
 ImageHeader parse_header(const std::string& path, std::span<const std::uint8_t> data) {
   if (data.size() != kHeaderBytes) throw DataError(path, ": corrupt PNG: header of ", data.size(), " bytes");
   const ImageHeader header{big_endian(data.data()), big_endian(data.data() + 4), 1};
-  if (header.stored_width == 0 || header.stored_height == 0) throw DataError(path, ": corrupt PNG: no pixels");
+  if (header.stored_width == 0 || header.stored_height == 0 || std::max(header.stored_width, header.stored_height) > kMaxSide) {
+    throw DataError(path, ": corrupt PNG: ", header.stored_width, " x ", header.stored_height, " pixels");
+  }
   const int depth = data[8], colour = data[9];
   if (!legal_depth(colour, depth) || data[10] != 0 || data[11] != 0 || data[12] > 1) {
     throw DataError(path, ": corrupt PNG: unknown kind (colour type ", colour, ", ", depth, " bits, compression ", int{data[10]},
@@ -72,7 +75,7 @@ ImageHeader parse_header(const std::string& path, std::span<const std::uint8_t> 
 }  // namespace
 
 PngChunks read_png_chunks(ImageFile& file, bool want_pixels, const std::function<void(const ImageHeader&)>& accept) {
-  const std::string path = file.path().string();
+  const std::string& path = file.name();
   PngChunks chunks;
   std::vector<std::uint8_t> header, palette, compressed;
   for (std::int64_t offset = kSignatureBytes; offset < file.size() && !chunks.ended;) {

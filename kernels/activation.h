@@ -7,7 +7,7 @@ namespace detr::kernels {
 enum class Activation { none, relu, silu, gelu, sigmoid };
 
 /// y = act(x), element by element. x any shape, f32 or f64; y out, like x. ReLU has derivative 0 at 0. Sigmoid is exact at
-/// +-infinity. Throws InvalidArgument if shapes, dtypes or devices disagree.
+/// +-infinity; NaN goes through all of them. Throws InvalidArgument if shapes, dtypes or devices disagree.
 void activation_forward(const Stream& stream, const Tensor& x, Activation activation, Tensor& y);
 
 /// dx = dy act'(x), overwritten. `x` and `y` are the forward's input and output; sigmoid and ReLU read y alone, SiLU and GELU

@@ -7,16 +7,17 @@ namespace detr::kernels {
 /// Batch normalisation over all but the last dimension, with the residual and activation that follow it:
 ///   y = act( (x - mean) * rstd * weight + bias + residual ),   rstd = 1 / sqrt(var + eps)
 ///
-/// x               (N, H, W, C)  f32 or f64; R = N H W rows
+/// x               (..., C)      f32 or f64, a map (N, H, W, C) as a rule; R rows
 /// weight, bias    (C)           dtype of x
-/// residual        (N, H, W, C)  or null
+/// residual        like x        or null
 /// activation      none, relu or silu
-/// running_mean, running_var (C)  in and out: r = (1 - momentum) r + momentum * statistic of the batch; the variance that is
+/// running_mean, running_var (C)  dtype of x, in and out: r = (1 - momentum) r + momentum * statistic of the batch; the variance that is
 ///                               stored is the unbiased one (R / (R - 1), and the biased one for R = 1)
-/// y               (N, H, W, C)  out
+/// y               like x        out
 /// mean, rstd      (C)           out, dtype of x; of the batch (biased variance), kept for backward
 ///
-/// Sums in double over fixed blocks of rows, combined in order: same bits for any number of threads.
+/// Sums in double over fixed blocks of rows, combined in order: same bits for any number of threads. They are of deviations from
+/// the first row, so that a mean far above the deviation costs no digits.
 /// Throws InvalidArgument if a shape, dtype or device disagrees or R is 0.
 /// Ioffe and Szegedy 2015, "Batch Normalization", arXiv:1502.03167, algorithm 1.
 void batch_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* residual,
@@ -34,7 +35,7 @@ void batch_norm_inference(const Stream& stream, const Tensor& x, const Tensor& w
 /// batch_statistics  true after batch_norm_forward (the statistics depend on x), false after batch_norm_inference
 /// y                 the forward's output; read for relu only, may be undefined otherwise
 /// residual          the forward's; read for silu only (null where there was none)
-/// dx, dresidual (N, H, W, C); dweight, dbias (C)
+/// dx, dresidual     like x; dweight, dbias (C); sums in double as above
 void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                          const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
                          bool batch_statistics, Tensor* dx, Tensor* dweight, Tensor* dbias, Tensor* dresidual);

@@ -10,7 +10,8 @@ struct Conv2dOptions {
 };
 
 /// Shape of the output: (N, floor((H + 2 p - kh) / s) + 1, floor((W + 2 p - kw) / s) + 1, O).
-/// Throws InvalidArgument if the channels disagree or the kernel is larger than the padded map.
+/// Throws InvalidArgument if a rank or the channels disagree, the kernel is empty or larger than the padded map, the stride is
+/// not positive or the padding negative.
 Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& options);
 
 /// Cross-correlation without bias, channels last.
@@ -25,6 +26,9 @@ void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 
 /// Backward of the above, for any subset of wanted gradients; null is neither computed nor written.
 /// dx (N, H, W, I), dweight (O, kh, kw, I): overwritten, never added to.
+///
+/// dx is a convolution of dy with the flipped weight, one for each residue of the pixel modulo the stride; dweight is a sum over
+/// fixed chunks of output pixels, added in order.
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
                      Tensor* dx, Tensor* dweight);
 

@@ -42,8 +42,8 @@ void detection_loss_forward(const Stream& stream, const Tensor& logits, const Te
                             const TrueBoxes& truth, const DetectionLossOptions& options, Tensor& terms);
 
 /// Backward of the above for dterms (sets, 3): dlogits (N, T, C), dboxes (N, T, 4); null is neither computed nor written, others
-/// are overwritten (zero for queries in no set, the sum for queries in several). Conventions: |x| has derivative 0 at 0; max and min of equal values share the
-/// gradient half and half; the clamp of the intersection at 0 passes gradient at 0.
+/// are overwritten (zero for queries in no set, the sum for queries in several). Conventions: |x| has derivative 0 at 0; max and
+/// min of equal values share the gradient half and half; the clamp of the intersection at 0 passes gradient at 0.
 void detection_loss_backward(const Stream& stream, const Tensor& dterms, const Tensor& logits, const Tensor& boxes,
                              std::span<const PredictionSet> sets, const TrueBoxes& truth, const DetectionLossOptions& options,
                              Tensor* dlogits, Tensor* dboxes);

@@ -14,21 +14,22 @@ Shape with_size(const Shape& shape, int axis, std::int64_t size) {
   return Shape(dims);
 }
 
-void check_gather_rows(const Tensor& x, const Tensor& index, const Tensor* valid, const Tensor& y) {
+/// `what` names y, which is the output or its gradient.
+void check_gather_rows(const Tensor& x, const Tensor& index, const Tensor* valid, const char* what, const Tensor& y) {
   DETR_CHECK(x.rank() == 3, "gather_rows: x must be (N, T, D), got ", x);
   DETR_CHECK(index.rank() == 2, "gather_rows: index must be (N, Q), got ", index);
   expect_tensor(x, "gather_rows: index", index, {x.dim(0), index.dim(1)}, DType::i64);
   if (valid) expect_tensor(x, "gather_rows: valid", *valid, {x.dim(1)}, DType::u8);
-  expect_like(x, "gather_rows: y", y, {x.dim(0), index.dim(1), x.dim(2)});
+  expect_like(x, what, y, {x.dim(0), index.dim(1), x.dim(2)});
 }
 
-void check_embedding(const Tensor& table, const Tensor& index, const Tensor& y) {
+void check_embedding(const Tensor& table, const Tensor& index, const char* what, const Tensor& y) {
   DETR_CHECK(table.rank() == 2, "embedding: table must be (K, D), got ", table);
   expect_tensor(table, "embedding: index", index, index.shape(), DType::i64);
   DETR_CHECK(index.rank() < Shape::kMaxRank, "embedding: index has too many dimensions: ", index);
   std::vector<std::int64_t> dims(index.shape().dims().begin(), index.shape().dims().end());
   dims.push_back(table.dim(1));
-  expect_like(table, "embedding: y", y, Shape(dims));
+  expect_like(table, what, y, Shape(dims));
 }
 
 }  // namespace
@@ -61,24 +62,24 @@ void concat_backward(const Stream& stream, const Tensor& dy, int axis, std::span
 }
 
 void gather_rows_forward(const Stream& stream, const Tensor& x, const Tensor& index, const Tensor* valid, Tensor& y) {
-  check_gather_rows(x, index, valid, y);
+  check_gather_rows(x, index, valid, "gather_rows: y", y);
   DETR_DISPATCH(x.device(), gather_rows_forward, stream, x, index, valid, y);
 }
 
 void gather_rows_backward(const Stream& stream, const Tensor& dy, const Tensor& index, const Tensor* valid, Tensor* dx) {
   if (!dx) return;
-  check_gather_rows(*dx, index, valid, dy);
+  check_gather_rows(*dx, index, valid, "gather_rows: dy", dy);
   DETR_DISPATCH(dy.device(), gather_rows_backward, stream, dy, index, valid, dx);
 }
 
 void embedding_forward(const Stream& stream, const Tensor& table, const Tensor& index, Tensor& y) {
-  check_embedding(table, index, y);
+  check_embedding(table, index, "embedding: y", y);
   DETR_DISPATCH(table.device(), embedding_forward, stream, table, index, y);
 }
 
 void embedding_backward(const Stream& stream, const Tensor& dy, const Tensor& index, std::int64_t padding_row, Tensor* dtable) {
   if (!dtable) return;
-  check_embedding(*dtable, index, dy);
+  check_embedding(*dtable, index, "embedding: dy", dy);
   DETR_CHECK(padding_row >= -1 && padding_row < dtable->dim(0), "embedding: padding_row ", padding_row, " of ", *dtable);
   DETR_DISPATCH(dy.device(), embedding_backward, stream, dy, index, padding_row, dtable);
 }

@@ -5,7 +5,8 @@
 
 namespace detr::kernels {
 
-/// Concatenation along one dimension. inputs: equal shapes but for `axis` (>= 0); y out. f32, f64, i64 or u8.
+/// Concatenation along one dimension. inputs: at least one, of equal shapes but for `axis` (>= 0), of one dtype, any; y out.
+/// Throws InvalidArgument if shapes, dtypes or devices disagree.
 void concat_forward(const Stream& stream, std::span<const Tensor> inputs, int axis, Tensor& y);
 /// dinputs[i] is the part of dy that came from input i; null is not wanted. `sizes[i]` is input i's size along `axis`.
 void concat_backward(const Stream& stream, const Tensor& dy, int axis, std::span<const std::int64_t> sizes,
@@ -13,6 +14,7 @@ void concat_backward(const Stream& stream, const Tensor& dy, int axis, std::span
 
 /// Rows of each image by index: y[n, q] = x[n, index[n, q]], or zeros where `valid` is given and valid[index[n, q]] is 0.
 /// x (N, T, D) f32 or f64; index (N, Q) i64 in [0, T); valid (T) u8 or null; y (N, Q, D) out.
+/// Throws InvalidArgument if a shape, dtype or device disagrees, and (on the CPU) for an index out of range.
 void gather_rows_forward(const Stream& stream, const Tensor& x, const Tensor& index, const Tensor* valid, Tensor& y);
 /// dx[n, t] = sum over q with index[n, q] = t (and valid) of dy[n, q], added in the order of q; zero elsewhere.
 void gather_rows_backward(const Stream& stream, const Tensor& dy, const Tensor& index, const Tensor* valid, Tensor* dx);

@@ -1,5 +1,7 @@
 #include "kernels/linear.h"
 
+#include <vector>
+
 #include "kernels/dispatch.h"
 
 namespace detr::kernels {
@@ -7,16 +9,21 @@ namespace {
 
 /// Checks x and weight; returns the shape of y.
 Shape checked_output(const Tensor& x, const Tensor& weight) {
-  DETR_CHECK(x.defined() && x.rank() >= 1, "linear: x must be (..., I), got ", x);
-  DETR_CHECK(weight.defined() && weight.rank() == 2, "linear: weight must be (O, I), got ", weight);
-  expect_like(x, "linear: weight", weight, {weight.dim(0), x.dim(-1)});
-  std::array<std::int64_t, Shape::kMaxRank> dims{};
-  std::copy(x.shape().dims().begin(), x.shape().dims().end(), dims.begin());
-  dims[static_cast<std::size_t>(x.rank() - 1)] = weight.dim(0);
-  return Shape(std::span<const std::int64_t>(dims.data(), static_cast<std::size_t>(x.rank())));
+  DETR_CHECK(x.defined() && weight.defined(), "linear: x and weight must be defined, got ", x, " and ", weight);
+  const Shape output = linear_shape(x.shape(), weight.shape());
+  expect_like(x, "linear: weight", weight, weight.shape());
+  return output;
 }
 
 }  // namespace
+
+Shape linear_shape(const Shape& x, const Shape& weight) {
+  DETR_CHECK(x.rank() >= 1, "linear: x must be (..., I), got ", x);
+  DETR_CHECK(weight.rank() == 2 && weight[1] == x[-1], "linear: weight must be (O, ", x[-1], "), got ", weight);
+  std::vector<std::int64_t> dims(x.dims().begin(), x.dims().end());
+  dims.back() = weight[0];
+  return Shape(dims);
+}
 
 void linear_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor* bias, Tensor& y) {
   const Shape output = checked_output(x, weight);

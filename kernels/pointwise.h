@@ -8,7 +8,7 @@ namespace detr::kernels {
 /// y = a + b, where b's shape is a's or a suffix of it: (N, T, D) + (T, D) adds the same table to each image.
 /// a, b f32 or f64; y out, like a. Throws InvalidArgument if shapes, dtypes or devices disagree.
 void add_forward(const Stream& stream, const Tensor& a, const Tensor& b, Tensor& y);
-/// da = dy; db = dy summed over the leading dimensions that b lacks, in index order. Null is not wanted.
+/// da = dy; db = dy summed over the leading dimensions that b lacks, in double, in index order. Null is not wanted.
 void add_backward(const Stream& stream, const Tensor& dy, Tensor* da, Tensor* db);
 
 /// into += x, element by element; f32 or f64. The tape's addition of gradients.

@@ -4,7 +4,8 @@
 namespace detr::kernels {
 
 /// Max pooling, 3 x 3, stride 2, padding 1 (the stem's). x (N, H, W, C), y (N, ceil(H / 2), ceil(W / 2), C) out; f32 or f64.
-/// A NaN in a window wins, as does the first of equal maxima in row-major order.
+/// A NaN in a window wins, as does the first of equal maxima (or of several NaNs) in row-major order.
+/// All six throw InvalidArgument if a shape, dtype or device disagrees.
 void max_pool_forward(const Stream& stream, const Tensor& x, Tensor& y);
 /// dx: the gradient of a window goes to its first maximum. Overwritten; null is not wanted.
 void max_pool_backward(const Stream& stream, const Tensor& dy, const Tensor& x, Tensor* dx);

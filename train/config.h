@@ -84,6 +84,8 @@ class Config {
   /// Sets the number of epochs and moves the recipe's stop epochs (strong augmentation, multi-scale) in proportion, keeping at least
   /// one clean epoch; stop epochs set by -u stay.
   void set_epochs(std::int64_t epochs, const std::string& origin);
+  /// Sets the size of both splits' Resize and switches multi-scale off. Multiples of 32.
+  void set_image_size(std::int64_t height, std::int64_t width, const std::string& origin);
   /// Whether someone set the key (a file, -u or a flag), rather than its default.
   bool is_set(const std::string& key) const;
 

@@ -27,6 +27,7 @@ struct RunOptions {
   std::filesystem::path output_dir;
   std::filesystem::path resume;          ///< a checkpoint of ours, or empty
   std::filesystem::path tuning;          ///< weights to start from, or empty
+  std::filesystem::path backbone;        ///< weights of the backbone to start from, or empty
   std::string config_json;               ///< resolved, stored in checkpoints
   std::string version;
   bool allow_partial = false;

@@ -41,8 +41,9 @@ class BoxOverlap {
     const T intersection = std::max(width_, T(0)) * std::max(height_, T(0));
     union_ = a_.area() + b_.area() - intersection;
     hull_ = std::max(hull_width_, T(0)) * std::max(hull_height_, T(0));
-    iou_ = union_ > T(kNoArea) ? intersection / union_ : T(0);
-    giou_ = hull_ > T(kNoArea) ? iou_ - (hull_ - union_) / hull_ : iou_;
+    // Compared this way round, NaN is not taken for no area and shows in the result.
+    iou_ = union_ <= T(kNoArea) ? T(0) : intersection / union_;
+    giou_ = hull_ <= T(kNoArea) ? iou_ : iou_ - (hull_ - union_) / hull_;
   }
 
   /// Intersection over union, 0 if the union has no area.
@@ -54,7 +55,8 @@ class BoxOverlap {
   /// intersection of exactly 0 still passes it.
   std::array<T, 4> giou_gradient() const {
     // giou = I / U + U / E - 1 with U = area(a) + area(b) - I, intersection I and enclosing area E
-    const T by_iou = union_ > T(kNoArea) ? 1 / union_ : T(0), by_hull = hull_ > T(kNoArea) ? 1 / hull_ : T(0);
+    const T by_iou = union_ <= T(kNoArea) ? T(0) : 1 / union_;
+    const T by_hull = hull_ <= T(kNoArea) ? T(0) : 1 / hull_;
     const T d_intersection = (1 + iou_) * by_iou - by_hull;
     const T d_area = by_hull - iou_ * by_iou;
     const T d_hull = -union_ * by_hull * by_hull;

@@ -1,5 +1,8 @@
 #include "kernels/cpu/gemm.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the deliberately undefined registers of its own AVX-512 intrinsics for a mistake (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -31,6 +34,7 @@ constexpr std::int64_t kRowUnit = 8;                             // Eigen takes 
 constexpr std::int64_t kMinTasks = 8;                            // where the rows allow, so that threads end together
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;   // of partial sums
 constexpr std::int64_t kMaxChunks = 16, kMinChunkRows = 1024;
+constexpr std::int64_t kElementsPerAdd = 1 << 15;                // of a task that adds partial sums
 constexpr std::int64_t kOutputPanel = 128;                       // rows of a weight's gradient per task
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -52,8 +56,8 @@ void multiply_tn(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Write write)
   store(eigen(a).transpose() * eigen(b), c, write);
 }
 
-std::int64_t row_grain(std::int64_t rows, std::int64_t row_elements, std::int64_t element_bytes) {
-  const std::int64_t fitting = kBlockBytes / std::max<std::int64_t>(1, row_elements * element_bytes);
+std::int64_t row_grain(std::int64_t rows, std::int64_t row_bytes) {
+  const std::int64_t fitting = kBlockBytes / std::max<std::int64_t>(1, row_bytes);
   const std::int64_t wanted = std::clamp(fitting, kMinRows, kMaxRows);
   const std::int64_t tasks = std::max(ceil_div(rows, wanted), std::min(kMinTasks, ceil_div(rows, kMinRows)));
   const std::int64_t even_tasks = tasks > 1 ? ceil_div(tasks, 2) * 2 : 1;
@@ -63,15 +67,18 @@ std::int64_t row_grain(std::int64_t rows, std::int64_t row_elements, std::int64_
 template <class T>
 void sum_of_row_products(const Stream& stream, Matrix<const T> a, const BlockOf<T>& b, std::int64_t col_panel, Matrix<T> c) {
   if (c.rows * c.cols == 0) return;
+  constexpr std::int64_t kElement = sizeof(T);
   const std::int64_t rows = a.rows, size = c.rows * c.cols;
-  const std::int64_t affordable = std::max<std::int64_t>(1, kPartialBytes / (size * static_cast<std::int64_t>(sizeof(T))));
+  const std::int64_t affordable = std::max<std::int64_t>(1, kPartialBytes / (size * kElement));
   const std::int64_t chunks = std::clamp<std::int64_t>(rows / kMinChunkRows, 1, std::min(kMaxChunks, affordable));
-  const std::int64_t chunk_rows = ceil_div(rows, chunks), block_rows = row_grain(chunk_rows, col_panel, sizeof(T));
+  const std::int64_t chunk_rows = ceil_div(rows, chunks), block_rows = row_grain(chunk_rows, col_panel * kElement);
   const std::int64_t col_panels = c.cols / col_panel, row_panels = ceil_div(c.rows, kOutputPanel);
 
   // Chunk 0 is summed in c itself.
   const Tensor partial = stream.empty({chunks - 1, c.rows, c.cols}, dtype_of<T>);
-  const auto sum_of = [&](std::int64_t chunk) { return chunk == 0 ? c : Matrix<T>(partial.data<T>() + (chunk - 1) * size, c.rows, c.cols); };
+  const auto sum_of = [&](std::int64_t chunk) {
+    return chunk == 0 ? c : Matrix<T>(partial.data<T>() + (chunk - 1) * size, c.rows, c.cols);
+  };
   stream.parallel_blocks(chunks * col_panels * row_panels, 1, [&](std::int64_t task, std::int64_t) {
     const std::int64_t chunk = task / (col_panels * row_panels);
     const std::int64_t col = task / row_panels % col_panels * col_panel;
@@ -86,13 +93,15 @@ void sum_of_row_products(const Stream& stream, Matrix<const T> a, const BlockOf<
     }
   });
   if (chunks == 1) return;
-  stream.parallel_blocks(c.rows, ceil_div(std::int64_t{1} << 15, c.cols), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t chunk = 1; chunk < chunks; ++chunk)
-      for (std::int64_t i = begin; i < end; ++i) {
-        T* total = c.row(i);
+  stream.parallel_blocks(c.rows, ceil_div(kElementsPerAdd, c.cols), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      T* total = c.row(i);
+      for (std::int64_t chunk = 1; chunk < chunks; ++chunk) {
         const T* part = sum_of(chunk).row(i);
+#pragma GCC ivdep
         for (std::int64_t j = 0; j < c.cols; ++j) total[j] += part[j];
       }
+    }
   });
 }
 

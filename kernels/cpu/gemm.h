@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include <functional>
 
 #include "runtime/stream.h"
@@ -37,19 +36,19 @@ void multiply_nt(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Write write)
 template <class T>
 void multiply_tn(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Write write);
 
-/// Rows per task for a product with `rows` rows of `row_elements` elements of `element_bytes` bytes each on the left: few
-/// enough for a block to stay in the second-level cache, enough to pay for packing the right factor, all tasks about equal.
-std::int64_t row_grain(std::int64_t rows, std::int64_t row_elements, std::int64_t element_bytes);
+/// Rows per task of a product whose left factor has `rows` rows of `row_bytes` bytes: few enough for a block of them to stay
+/// in the second-level cache, enough to pay for packing the right factor, all tasks about equal. A function of the shape alone.
+std::int64_t row_grain(std::int64_t rows, std::int64_t row_bytes);
 
-/// Rows [row_begin, row_end) and columns [col_begin, col_end) of a matrix; may be made in `scratch`, which lives as long as
-/// the result is used and is passed again to the next call of the same task.
+/// Makes or finds rows [row_begin, row_end), columns [col_begin, col_end) of a matrix. `scratch` is the caller's to keep while
+/// it uses the result; the next call of the same task gets it again and may overwrite it.
 template <class T>
-using BlockOf =
-    std::function<Matrix<const T>(std::int64_t row_begin, std::int64_t row_end, std::int64_t col_begin, std::int64_t col_end, Tensor& scratch)>;
+using BlockOf = std::function<Matrix<const T>(std::int64_t row_begin, std::int64_t row_end, std::int64_t col_begin,
+                                              std::int64_t col_end, Tensor& scratch)>;
 
-/// c (M, K) = a (R, M)^T b (R, K) for R far larger than M and K, spread over the stream's threads: the gradient of a weight
-/// from the gradients and inputs of its rows. b is asked for in blocks of `col_panel` columns (K is a multiple of it).
-/// Chunks of rows are summed apart and then added in order: same bits for any number of threads. At most 64 MiB of scratch.
+/// c (M, K) = a (R, M)^T b (R, K), spread over the stream's threads: the gradient of a weight from the gradients and inputs of
+/// its R rows, of which there may be millions. b is asked for in blocks of `col_panel` columns; K is a multiple of it. Fixed
+/// chunks of rows are summed apart and then added in order. Partial sums take at most 64 MiB.
 template <class T>
 void sum_of_row_products(const Stream& stream, Matrix<const T> a, const BlockOf<T>& b, std::int64_t col_panel, Matrix<T> c);
 

@@ -1,5 +1,8 @@
 #include "kernels/linear.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/cpu/gemm.h"
 #include "kernels/dispatch.h"
 
@@ -22,6 +25,7 @@ void column_sums(const Stream& stream, Matrix<const T> m, T* sums) {
     double* sum = partial.data() + begin / kChunkRows * m.cols;
     for (std::int64_t i = begin; i < end; ++i) {
       const T* row = m.row(i);
+#pragma GCC ivdep
       for (std::int64_t j = 0; j < m.cols; ++j) sum[j] += static_cast<double>(row[j]);
     }
   });
@@ -39,7 +43,7 @@ void linear_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
     using T = typename decltype(tag)::type;
     const auto in = rows_of<const T>(x), w = rows_of<const T>(weight);   // (R, I), (O, I)
     const auto out = rows_of<T>(y);                                      // (R, O)
-    stream.parallel_blocks(in.rows, row_grain(in.rows, in.cols, sizeof(T)), [&](std::int64_t begin, std::int64_t end) {
+    stream.parallel_blocks(in.rows, row_grain(in.rows, in.cols * size_of(x.dtype())), [&](std::int64_t begin, std::int64_t end) {
       if (bias)
         for (std::int64_t i = begin; i < end; ++i) std::copy_n(bias->data<T>(), out.cols, out.row(i));
       multiply_nt(in.rows_in(begin, end), w, out.rows_in(begin, end), bias ? Write::add : Write::overwrite);
@@ -54,15 +58,14 @@ void linear_backward(const Stream& stream, const Tensor& dy, const Tensor& x, co
     const auto in = rows_of<const T>(x), w = rows_of<const T>(weight), dout = rows_of<const T>(dy);
     if (dx) {
       const auto din = rows_of<T>(*dx);
-      stream.parallel_blocks(dout.rows, row_grain(dout.rows, dout.cols, sizeof(T)), [&](std::int64_t begin, std::int64_t end) {
+      stream.parallel_blocks(dout.rows, row_grain(dout.rows, dout.cols * size_of(x.dtype())), [&](std::int64_t begin, std::int64_t end) {
         multiply(dout.rows_in(begin, end), w, din.rows_in(begin, end), Write::overwrite);
       });
     }
     if (dweight) {
-      const BlockOf<T> block = [&](std::int64_t row_begin, std::int64_t row_end, std::int64_t col_begin, std::int64_t col_end, Tensor&) {
-        return in.rows_in(row_begin, row_end).cols_in(col_begin, col_end);
-      };
-      sum_of_row_products(stream, dout, block, in.cols, rows_of<T>(*dweight));
+      const BlockOf<T> block_of_x = [&](std::int64_t row_begin, std::int64_t row_end, std::int64_t col_begin, std::int64_t col_end,
+                                        Tensor&) { return in.rows_in(row_begin, row_end).cols_in(col_begin, col_end); };
+      sum_of_row_products(stream, dout, block_of_x, in.cols, rows_of<T>(*dweight));
     }
     if (dbias) column_sums(stream, dout, dbias->data<T>());
   });

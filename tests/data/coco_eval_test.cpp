@@ -248,6 +248,15 @@ TEST_CASE("coco_eval: annotations that share an id all count", "[cpu]") {
   expect_close(evaluate(truth, std::span(dets).first(1)).AR100, 0.5, 0, kSame);
 }
 
+TEST_CASE("coco_eval: an annotation with id 0 is never found, as in the COCO API", "[cpu]") {
+  CocoData truth = two_images();
+  truth.annotations = {box(0, 0, 0, {0, 0, 10, 10}), box(-1, 1, 0, {50, 50, 10, 10})};
+  const std::vector<Detection> dets = {{1, 4, {0, 0, 10, 10}, 0.9}, {2, 4, {50, 50, 10, 10}, 0.8}};
+  const EvalResult result = evaluate(truth, dets);
+  expect_close(result.AR100, 0.5, 0, kSame);
+  expect_close(result.AP, 0.5 * 51 / 101, 0, kSame);   // wrong, right: precision 1/2 up to recall 0.5
+}
+
 TEST_CASE("coco_eval: categories as one", "[cpu]") {
   CocoData truth = two_images();
   truth.annotations = {box(1, 0, 0, {0, 0, 10, 10}), box(2, 1, 1, {50, 50, 10, 10})};
@@ -387,7 +396,9 @@ TEST_CASE("coco_results: other keys, whole floats, wrong records", "[cpu]") {
     return read_detections(folder / "dets.json");
   };
   const std::string good = R"({"image_id":1,"category_id":2,"bbox":[1,2,3,4],"score":1})";
-  const auto dets = read("\xef\xbb\xbf[" + good + R"(, {"id":1, "segmentation":[[1,2]], "x":{"score":"a"}, "score":0.25, "image_id":3.0, "bbox":[1,2,3,4.5], "category_id":2}])");
+  const std::string more = R"({"id":1, "segmentation":[[1,2]], "x":{"score":"a"}, "score":0.25, "image_id":3.0, "bbox":[1,2,3,4.5],
+                               "category_id":2})";
+  const auto dets = read("\xef\xbb\xbf[" + good + ", " + more + "]");
   REQUIRE(dets.size() == 2);
   CHECK(dets[1].image_id == 3);
   CHECK(dets[1].score == 0.25);

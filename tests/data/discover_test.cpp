@@ -103,8 +103,8 @@ TEST_CASE("discover: image paths stay in their folder", "[cpu]") {
   for (const char* const name : {"sub/a.jpg", "sub/../sub/a.jpg", "absent.jpg", "fine.jpg", "...", "..a.jpg"})
     CHECK(image_path(images, name) == images / name);
   CHECK(image_path(dir / "linked", "sub/a.jpg") == dir / "linked/sub/a.jpg");
-  const std::vector<std::string> escaping = {"../secret.jpg", "sub/../../secret.jpg", "..", "link.jpg", "up/secret.jpg", "loop.jpg",
-                                             "", std::string("a\0b", 3), (images / "sub/a.jpg").string()};
+  const std::vector<std::string> escaping = {"../secret.jpg", "sub/../../secret.jpg", "..", "link.jpg", "up/secret.jpg",
+                                             "loop.jpg", "", std::string("a\0b", 3), (images / "sub/a.jpg").string()};
   for (const std::string& name : escaping) {
     INFO(name);
     expect_throws<DataError>([&] { image_path(images, name); }, "image \"");

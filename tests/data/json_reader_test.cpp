@@ -33,7 +33,8 @@ struct Source {
 TEST_CASE("json reader: numbers keep all 64 bits, and what no integer holds is told apart", "[cpu]") {
   Source source;
   JsonReader reader = source.open(
-      "[9007199254740993, -9223372036854775808, 9223372036854775808, 2.0, -0.25e1, 1e400, -1e400, 1e-400, NaN, Infinity, -Infinity]");
+      "[9007199254740993, -9223372036854775808, 9223372036854775808, 2.0, -0.25e1, 1e400, -1e400, 1e-400, "
+      "NaN, Infinity, -Infinity]");
   std::vector<JsonNumber> numbers;
   reader.begin_array();
   while (reader.next_element()) numbers.push_back(reader.read_number());

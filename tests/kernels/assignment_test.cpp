@@ -189,9 +189,9 @@ TEST_CASE("assign: SciPy's matching at the sizes of a step, by its hash", "[cpu]
     std::int64_t queries, boxes, modulus;
     std::uint64_t hash;
   };
-  for (const Case& c : {Case{300, 100, 7, 0xbd7a213af38f7b97U}, Case{300, 320, 7, 0xf9637abee8b17017U}, Case{300, 300, 3, 0x623bda88217a633dU},
-                        Case{300, 100, 9973, 0xc524ed9d808a9cebU}, Case{300, 320, 9973, 0x4dabee0289609c00U},
-                        Case{320, 300, 2, 0x97a666ea56311165U}}) {
+  for (const Case& c : {Case{300, 100, 7, 0xbd7a213af38f7b97U}, Case{300, 320, 7, 0xf9637abee8b17017U},
+                        Case{300, 300, 3, 0x623bda88217a633dU}, Case{300, 100, 9973, 0xc524ed9d808a9cebU},
+                        Case{300, 320, 9973, 0x4dabee0289609c00U}, Case{320, 300, 2, 0x97a666ea56311165U}}) {
     INFO(c.queries << " x " << c.boxes << " modulo " << c.modulus);
     CHECK(hash_of(solve(c.queries, c.boxes, DType::f32, tied(c.modulus))) == c.hash);
   }
@@ -266,7 +266,7 @@ TEST_CASE("assign: costs of very different size terminate", "[cpu]") {
 TEST_CASE("assign: no thread count changes the result", "[cpu]") {
   const std::int64_t images = 37, capacity = 9, queries = 20;
   Tensor cost = host_zeros({images, capacity, queries}, DType::f32), counts = host_zeros({images}, DType::i64);
-  for (std::int64_t i = 0; i < cost.numel(); ++i) cost.data<float>()[i] = static_cast<float>(normal(RandomKey(5), static_cast<std::uint64_t>(i)));
+  for (std::size_t i = 0; float& value : cost.span<float>()) value = static_cast<float>(normal(RandomKey(5), i++));
   for (std::int64_t n = 0; n < images; ++n) counts.data<std::int64_t>()[n] = n % (capacity + 1);
   Tensor match = host_zeros({images, queries}, DType::i64), status = host_zeros({images}, DType::i64);
   assign(Stream::cpu(1), cost, counts, match, status);
@@ -282,7 +282,8 @@ TEST_CASE("assign: errors", "[cpu]") {
   const Stream stream = Stream::cpu(1);
   const Tensor cost = host_zeros({2, 3, 4}, DType::f32), counts = host_zeros({2}, DType::i64);
   Tensor match = host_zeros({2, 4}, DType::i64), status = host_zeros({2}, DType::i64), bad = host_zeros({3}, DType::i64);
-  expect_throws<InvalidArgument>([&] { assign(stream, host_zeros({3, 4}, DType::f32), counts, match, status); }, "assign: cost must be (N, Gcap, Q)");
+  expect_throws<InvalidArgument>([&] { assign(stream, host_zeros({3, 4}, DType::f32), counts, match, status); },
+                                 "assign: cost must be (N, Gcap, Q)");
   expect_throws<InvalidArgument>([&] { assign(stream, cost, bad, match, status); }, "assign: counts");
   expect_throws<InvalidArgument>([&] { assign(stream, cost, counts, bad, status); }, "assign: match");
   expect_throws<InvalidArgument>([&] { assign(stream, cost, counts, match, bad); }, "assign: status");

@@ -1,0 +1,91 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/coco.h"
+#include "runtime/stream.h"
+#include "train/config.h"
+
+namespace detr::apps {
+
+/// Exit codes; the one table from error type to code is in main.cpp.
+enum ExitCode {
+  kDone = 0,
+  kBug = 1,
+  kUsage = 2,
+  kData = 3,
+  kMemory = 4,
+  kDiverged = 5,
+  kCommunication = 6,
+  kStorage = 7,
+  kDevice = 8,
+  kCheckFailed = 9,
+  kStoppedAndSaved = 75,
+  kInterrupted = 130,
+  kTerminated = 143,
+};
+
+/// Flags that every verb has.
+struct CommonOptions {
+  std::string config;                  ///< -c
+  std::vector<std::string> updates;    ///< -u, and bare KEY=VALUE at the end
+  std::string device = "auto";         ///< -d
+  std::uint64_t seed = 0;
+  bool seed_given = false;
+  int threads = 0;                     ///< 0: all
+  bool json = false, quiet = false, verbose = false;
+  std::string log_style = "auto";
+};
+
+/// What a verb returns: the exit code and the members of its --json object.
+struct Outcome {
+  int code = kDone;
+  nlohmann::json json = nlohmann::json::object();
+};
+
+/// A verb: adds its flags to its own subcommand and returns what to run once they are parsed.
+using Verb = std::function<Outcome()>;
+Verb add_train(CLI::App& app, const CommonOptions& common);
+Verb add_eval(CLI::App& app, const CommonOptions& common);
+Verb add_predict(CLI::App& app, const CommonOptions& common);
+Verb add_synth(CLI::App& app, const CommonOptions& common);
+Verb add_check_data(CLI::App& app, const CommonOptions& common);
+Verb add_info(CLI::App& app, const CommonOptions& common);
+Verb add_selftest(CLI::App& app, const CommonOptions& common);
+
+/// The stream for -d and --threads. Throws DeviceError if the device asked for is not there.
+Stream open_stream(const CommonOptions& common);
+
+/// Folder of the built-in configurations: beside the binary's folder when installed, else that of the source tree.
+std::filesystem::path builtin_configs();
+
+/// The configuration of -c (or `fallback` text of a checkpoint, or the defaults) with -u and --seed applied.
+train::Config load_config(const CommonOptions& common, const std::string& fallback_json = "");
+
+/// Data flags shared by train, eval and check-data.
+struct DataFlags {
+  std::string data;
+  std::vector<std::string> annotations, images;   ///< "PATH" or "train=PATH"
+  std::string exif, bad_images;
+};
+void add_data_flags(CLI::App& app, DataFlags& flags);
+
+/// Version, commit and libraries, one line.
+std::string version_text();
+/// One line per finding on stderr, the first items named.
+void print_findings(const data::Findings& findings, bool quiet);
+/// Writes one line to stdout; a closed stdout is a StorageError where the output is the product.
+void print_line(const std::string& line);
+/// Text with control characters escaped, for names that come from data.
+std::string escaped(const std::string& text);
+
+/// A member name and the type that holds it, for numbers that JSON cannot hold (NaN becomes null).
+nlohmann::json number(double value);
+
+}  // namespace detr::apps

@@ -1,0 +1,75 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <regex>
+
+#include "apps/cli.h"
+#include "runtime/error.h"
+#include "runtime/text.h"
+
+#ifndef DETR_COMMIT
+#define DETR_COMMIT "unknown"
+#endif
+
+namespace detr::apps {
+
+namespace fs = std::filesystem;
+
+std::string version_text() { return concat("detrtrain ", DETR_VERSION, " (", DETR_COMMIT, ")"); }
+
+std::string escaped(const std::string& text) { return escape_control(text); }
+
+nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }
+
+void print_line(const std::string& line) {
+  std::cout << line << '\n' << std::flush;
+  if (!std::cout) throw StorageError("stdout: cannot be written");
+}
+
+Stream open_stream(const CommonOptions& common) {
+  static const std::regex known("auto|cpu|cuda(:[0-9]+(,[0-9]+)*)?");
+  if (!std::regex_match(common.device, known)) throw ConfigError("--device ", common.device, ": wanted cpu, cuda or cuda:0");
+  if (common.device.starts_with("cuda")) throw DeviceError("this build has no CUDA code; -d cpu");
+  return Stream::cpu(common.threads);
+}
+
+fs::path builtin_configs() {
+  std::error_code error;
+  const fs::path binary = fs::read_symlink("/proc/self/exe", error);
+  for (const fs::path& folder : {binary.parent_path().parent_path() / "share" / "detrtrain" / "configs", fs::path(DETR_CONFIG_DIR)}) {
+    if (fs::is_directory(folder, error)) return folder;
+  }
+  throw ConfigError("the folder of the built-in configurations is missing beside ", binary.string());
+}
+
+train::Config load_config(const CommonOptions& common, const std::string& fallback_json) {
+  train::Config config = !common.config.empty() ? train::Config::load(common.config, builtin_configs())
+                         : !fallback_json.empty() ? train::Config::parse(fallback_json)
+                                                  : throw ConfigError("-c CONFIG is needed: a file, or r18 r34 r50m r50 r101 tiny");
+  for (const std::string& update : common.updates) config.update(update);
+  if (common.seed_given) config.set("seed", std::to_string(common.seed), "--seed");
+  return config;
+}
+
+void add_data_flags(CLI::App& app, DataFlags& flags) {
+  app.add_option("--data", flags.data, "folder with annotations and images");
+  app.add_option("--ann", flags.annotations, "annotation file, or train=FILE, val=FILE, test=FILE")->take_all()->allow_extra_args(false);
+  app.add_option("--images", flags.images, "image folder, or train=DIR, val=DIR, test=DIR")->take_all()->allow_extra_args(false);
+  app.add_option("--exif", flags.exif, "auto, apply or ignore")->check(CLI::IsMember({"auto", "apply", "ignore"}));
+  app.add_option("--bad-images", flags.bad_images, "auto, skip or stop")->check(CLI::IsMember({"auto", "skip", "stop"}));
+}
+
+void print_findings(const data::Findings& findings, bool quiet) {
+  if (quiet) return;
+  for (const data::Finding& finding : findings.all()) {
+    const char* severity = finding.severity == data::Finding::Severity::error ? "error" : finding.severity == data::Finding::Severity::warning ? "warning" : "note";
+    std::string items;
+    for (const std::string& item : finding.items) items += (items.empty() ? "" : "; ") + item;
+    if (finding.count > static_cast<std::int64_t>(finding.items.size())) items += "; ...";
+    std::cerr << escaped(fmt::format("{}: {} ({}): {}", severity, finding.kind, finding.count, items)) << '\n';
+  }
+}
+
+}  // namespace detr::apps

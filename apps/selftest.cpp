@@ -1,0 +1,76 @@
+#include <fmt/format.h>
+
+#include <iostream>
+
+#include "apps/cli.h"
+#include "autograd/self_check.h"
+#include "runtime/error.h"
+#include "train/golden.h"
+
+namespace detr::apps {
+namespace {
+
+struct SelftestFlags {
+  std::string golden, dtype = "f64", filter;
+};
+
+/// Tolerances relative to each tensor's largest value. The reference's position table is float32 even in its f64 runs.
+double tolerance_of(DType dtype) { return dtype == DType::f64 ? 1e-6 : 2e-3; }
+
+void run_recorded(const SelftestFlags& flags, const Stream& stream, bool quiet_stdout, Outcome& outcome) {
+  const DType dtype = flags.dtype == "f64" ? DType::f64 : DType::f32;
+  const double tolerance = tolerance_of(dtype);
+  bool all = true;
+  for (const auto& file : train::golden_files(flags.golden)) {
+    const train::GoldenReport report = train::run_golden(file, dtype, stream);
+    const bool passed = report.passed(tolerance);
+    all = all && passed;
+    nlohmann::json kinds = nlohmann::json::object();
+    std::string text;
+    for (const train::GoldenError& e : report.errors) {
+      text += fmt::format(" {} {:.1e}", e.kind, e.error);
+      kinds[e.kind] = {{"error", number(e.error)}, {"tensor", e.tensor}};
+    }
+    outcome.json["files"].push_back({{"name", report.name}, {"passed", passed}, {"largest", number(report.largest())}, {"errors", kinds}, {"faults", report.faults}, {"seconds", report.seconds}});
+    if (quiet_stdout) continue;
+    print_line(fmt::format("{} {:<40} largest {:.1e} ({:.1f} s) {}", passed ? "pass" : "FAIL", report.name, report.largest(), report.seconds, text));
+    if (passed) continue;
+    for (const train::GoldenError& e : report.errors) {
+      if (e.error > tolerance) print_line(fmt::format("     {}: {} is off by {:.3e}, allowed {:.0e}", e.kind, e.tensor, e.error, tolerance));
+    }
+    for (const std::string& fault : report.faults) print_line("     " + fault);
+  }
+  outcome.json["tolerance"] = tolerance;
+  outcome.json["dtype"] = flags.dtype;
+  if (!all) outcome.code = kCheckFailed;
+}
+
+Outcome run_selftest(const SelftestFlags& flags, const CommonOptions& common) {
+  const Stream stream = open_stream(common);
+  Outcome outcome;
+  if (!flags.golden.empty()) {
+    outcome.json["files"] = nlohmann::json::array();
+    run_recorded(flags, stream, common.json, outcome);
+    return outcome;
+  }
+  outcome.json["ops"] = nlohmann::json::array();
+  for (const SelfCheck& check : check_ops(flags.filter)) {
+    outcome.json["ops"].push_back({{"op", check.op}, {"passed", check.failure.empty()}, {"failure", check.failure}});
+    if (!check.failure.empty()) outcome.code = kCheckFailed;
+    if (!common.json) print_line(fmt::format("{} {}{}", check.failure.empty() ? "pass" : "FAIL", check.op, check.failure.empty() ? "" : ": " + check.failure));
+  }
+  if (outcome.json["ops"].empty()) throw ConfigError("--ops ", flags.filter, ": no such op");
+  return outcome;
+}
+
+}  // namespace
+
+Verb add_selftest(CLI::App& app, const CommonOptions& common) {
+  const auto flags = std::make_shared<SelftestFlags>();
+  app.add_option("--golden", flags->golden, "folder with recorded cases (train_*.json, eval_*.json, optim_*.json)");
+  app.add_option("--dtype", flags->dtype, "f64 or f32")->check(CLI::IsMember({"f64", "f32"}));
+  app.add_option("--ops", flags->filter, "regular expression: which ops to gradient-check where no --golden is given");
+  return [flags, &common] { return run_selftest(*flags, common); };
+}
+
+}  // namespace detr::apps

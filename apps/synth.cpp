@@ -1,0 +1,44 @@
+#include <fmt/format.h>
+
+#include "apps/cli.h"
+#include "data/synth.h"
+#include "runtime/error.h"
+
+namespace detr::apps {
+
+Verb add_synth(CLI::App& app, const CommonOptions& common) {
+  struct Flags {
+    data::SynthOptions options;
+    std::string size = "256x256", out;
+  };
+  const auto flags = std::make_shared<Flags>();
+  data::SynthOptions& o = flags->options;
+  app.add_option("--out", flags->out, "new or empty folder")->required();
+  app.add_option("--images", o.images, "pictures of both splits");
+  app.add_option("--val-share", o.val_share, "share of them for validation");
+  app.add_option("--classes", o.classes, "classes");
+  app.add_option("--size", flags->size, "HxW in pixels, or one number");
+  app.add_flag("--vary-size", o.vary_size, "sides within 25 % of --size");
+  app.add_option("--max-boxes", o.max_boxes, "most boxes in a picture");
+  app.add_option("--empty-frac", o.empty_share, "share of pictures without boxes");
+  app.add_option("--crowd-frac", o.crowd_share, "share of pictures with a crowd region");
+  app.add_option("--bad", o.fault, "fault to write into the training annotations, for tests");
+  return [flags, &common] {
+    data::SynthOptions options = flags->options;
+    options.out = flags->out;
+    options.seed = common.seed;
+    options.threads = open_stream(common).pool().threads();
+    int end = 0;
+    if (std::sscanf(flags->size.c_str(), "%ldx%ld%n", &options.height, &options.width, &end) != 2 || end != static_cast<int>(flags->size.size())) {
+      if (std::sscanf(flags->size.c_str(), "%ld%n", &options.height, &end) != 1 || end != static_cast<int>(flags->size.size())) throw ConfigError("--size ", flags->size, ": wanted HxW, such as 256x320");
+      options.width = options.height;
+    }
+    const data::SynthCounts counts = data::make_synthetic(options);
+    Outcome outcome;
+    outcome.json = {{"out", flags->out}, {"train", counts.train}, {"val", counts.val}, {"boxes", counts.boxes}, {"crowds", counts.crowds}, {"empty", counts.empty}};
+    if (!common.json) print_line(fmt::format("{}: {} train and {} val pictures, {} boxes, {} crowds, {} pictures without boxes", flags->out, counts.train, counts.val, counts.boxes, counts.crowds, counts.empty));
+    return outcome;
+  };
+}
+
+}  // namespace detr::apps

@@ -1,0 +1,236 @@
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <atomic>
+#include <csignal>
+#include <iostream>
+
+#include "apps/cli.h"
+#include "apps/data_sets.h"
+#include "apps/progress.h"
+#include "apps/report.h"
+#include "runtime/error.h"
+#include "runtime/files.h"
+#include "runtime/text.h"
+#include "train/trainer.h"
+
+namespace detr::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TrainFlags {
+  DataFlags data;
+  std::string resume, tuning, backbone, output_dir, time_limit, save_every;
+  bool overwrite = false, allow_partial = false, drop_empty = false;
+  std::int64_t epochs = 0, max_steps = 0, eval_every = -1, batch_size = 0, imgsz = 0, overfit = 0, max_skips = -1, num_workers = 0, patience = -1;
+  double lr = 0;
+  std::vector<std::string> freeze;
+};
+
+std::atomic<bool> stop_wish{false};
+volatile std::sig_atomic_t stop_signal = 0;
+
+/// The first signal asks for a stop after the step in hand; a second one ends the process at once.
+extern "C" void on_signal(int signal) {
+  if (stop_wish.exchange(true)) std::_Exit(128 + signal);
+  stop_signal = signal;
+}
+
+/// Obeys SIGINT, SIGTERM, SIGUSR1 and SIGHUP while it lives (a signal that was ignored at the start stays ignored).
+class SignalScope {
+ public:
+  SignalScope() {
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
+      struct sigaction old {};
+      ::sigaction(signal, nullptr, &old);
+      if (old.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
+    }
+  }
+};
+
+/// Folder of this run, made if need be, with a lock that dies with the process.
+class OutputFolder {
+ public:
+  OutputFolder(const TrainFlags& flags, const train::RunConfig& config, const std::string& name, const fs::path& resume) {
+    if (!flags.output_dir.empty()) path_ = flags.output_dir;
+    else if (!resume.empty()) path_ = resume.parent_path();
+    else if (!config.output_dir.empty()) path_ = config.output_dir;
+    else path_ = next_free(name);
+    std::error_code error;
+    fs::create_directories(path_, error);
+    if (error) throw StorageError(path_.string(), ": cannot be made: ", error.message());
+    const bool same = !resume.empty() && fs::equivalent(resume.parent_path().empty() ? fs::path(".") : resume.parent_path(), path_, error);
+    if (!fs::is_empty(path_) && !flags.overwrite && !same) throw ConfigError("--output-dir ", path_.string(), " is not empty: -r auto goes on with the run in it, --overwrite starts anew");
+    lock_ = FileHandle(::open((path_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
+    if (lock_.get() < 0) throw StorageError(path_.string(), ": cannot be written to");
+    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) throw StorageError(path_.string(), ": is in use by a running job");
+    if (flags.overwrite && resume.empty()) {
+      for (const char* old : {"last.safetensors", "last.safetensors.previous", "best.safetensors", "log.txt", "metrics.csv", "steps.csv", "train.log", "report.html"}) fs::remove(path_ / old, error);
+    }
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  static fs::path next_free(const std::string& name) {
+    for (int i = 1;; ++i) {
+      std::string digits = std::to_string(i);
+      digits.insert(0, digits.size() < 3 ? 3 - digits.size() : 0, '0');
+      const fs::path folder = fs::path("runs") / (name + "-" + digits);
+      if (!fs::exists(folder)) return folder;
+    }
+  }
+
+  fs::path path_;
+  FileHandle lock_;
+};
+
+fs::path resume_file(const TrainFlags& flags) {
+  if (flags.resume.empty()) return {};
+  if (flags.resume != "auto") {
+    if (!fs::exists(flags.resume)) throw StorageError(flags.resume, ": no such checkpoint");
+    if (fs::path(flags.resume).extension() == ".pth") throw StorageError(flags.resume, ": a .pth holds nothing to resume; -t takes its weights");
+    return flags.resume;
+  }
+  if (flags.output_dir.empty()) throw ConfigError("-r auto needs --output-dir");
+  std::vector<std::string> skipped;
+  const fs::path found = train::newest_checkpoint(flags.output_dir, skipped);
+  for (const std::string& line : skipped) std::cerr << "warning: skipped " << escaped(line) << '\n';
+  if (found.empty() && !skipped.empty()) throw StorageError(flags.output_dir, ": no checkpoint can be used");
+  return found;   // none at all: the run starts anew
+}
+
+void apply_flags(const TrainFlags& flags, train::Config& config) {
+  const auto set = [&](const char* key, auto value, const char* flag) { config.set(key, nlohmann::json(value).dump(), flag); };
+  if (flags.epochs > 0) config.set_epochs(flags.epochs, "--epochs");
+  if (flags.batch_size > 0) set("train_dataloader.total_batch_size", flags.batch_size, "--batch-size");
+  if (flags.lr > 0) set("optimizer.lr", flags.lr, "--lr");
+  if (flags.eval_every >= 0) set("eval_every", flags.eval_every, "--eval-every");
+  if (flags.max_skips >= 0) set("max_skips", flags.max_skips, "--max-skips");
+  if (flags.patience >= 0) set("patience", flags.patience, "--patience");
+  if (flags.drop_empty) set("data.drop_empty", true, "--drop-empty");
+  if (flags.num_workers > 0) {
+    set("train_dataloader.num_workers", flags.num_workers, "--num-workers");
+    set("val_dataloader.num_workers", flags.num_workers, "--num-workers");
+  }
+  if (flags.imgsz > 0) config.set_image_size(flags.imgsz, flags.imgsz, "--imgsz");
+  if (!flags.save_every.empty() && flags.save_every.back() != 's') config.set("save_every", flags.save_every, "--save-every");
+  if (!flags.backbone.empty()) set("PResNet.pretrained", flags.backbone, "--backbone");
+  apply_data_flags(flags.data, config);
+}
+
+std::int64_t steps_of(const std::string& save_every) {
+  if (save_every.empty()) return 0;
+  const std::string digits = save_every.back() == 's' ? save_every.substr(0, save_every.size() - 1) : save_every;
+  if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos || digits.size() > 9) throw ConfigError("--save-every ", save_every, ": wanted epochs (2) or steps (500s)");
+  return save_every.back() == 's' ? std::stoll(digits) : 0;
+}
+
+nlohmann::json summary_json(const train::RunSummary& summary, const fs::path& folder) {
+  const auto result = [](const std::optional<data::EvalResult>& evaluation) {
+    nlohmann::json object = nlohmann::json::object();
+    if (evaluation) {
+      for (const auto& [name, value] : evaluation->stats()) object[std::string(name)] = number(value);
+    }
+    return object;
+  };
+  nlohmann::json best = result(summary.best);
+  best["epoch"] = summary.state.best_epoch;
+  best["AP"] = summary.state.best_epoch < 0 ? nlohmann::json(nullptr) : number(summary.state.best_ap);
+  return {{"output_dir", folder.string()}, {"steps", summary.state.step}, {"epochs", summary.state.epoch}, {"best", best}, {"last", result(summary.last)},
+          {"img_per_s", number(summary.images_per_s)}, {"skipped", summary.state.skipped}, {"hash", summary.hash}};
+}
+
+Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
+  if (!flags.resume.empty() && !flags.tuning.empty()) throw ConfigError("-r and -t exclude each other: -r goes on with a run, -t starts a new one from weights");
+  const std::int64_t save_every_steps = steps_of(flags.save_every);
+  const Stream stream = open_stream(common);
+  const fs::path resume = resume_file(flags);
+  const std::string stored = !resume.empty() ? train::read_checkpoint_info(resume).config : !flags.tuning.empty() && common.config.empty() ? train::read_checkpoint_info(flags.tuning).config : "";
+  train::Config config = load_config(common, stored);
+  apply_flags(flags, config);
+  const train::RunConfig run = config.resolve();
+  if (!run.backbone_weights.empty() && !fs::exists(run.backbone_weights)) throw StorageError("PResNet.pretrained: ", run.backbone_weights, ": no such file");
+
+  train::RunOptions options;
+  options.train = open_split(flags.data, run, "train", true, stream, common.quiet);
+  const bool evaluates = run.eval_every > 0 && flags.overfit == 0;
+  if (evaluates && !has_split(flags.data, run, "val")) throw DataError("there is no val split; --eval-every 0 trains without evaluation");
+  if (evaluates) {
+    options.val = open_split(flags.data, run, "val", false, stream, common.quiet);
+    expect_same_classes(options.val.coco->file.string(), options.val.coco->categories, options.train.coco->file.string(), options.train.coco->categories);
+  }
+  const OutputFolder folder(flags, run, config.name(), resume);
+  options.output_dir = folder.path();
+  options.resume = resume;
+  options.tuning = flags.tuning;
+  options.backbone = run.backbone_weights;
+  options.config_json = config.to_json(-1);
+  options.version = version_text();
+  options.allow_partial = flags.allow_partial;
+  options.max_steps = flags.max_steps;
+  options.time_limit_s = flags.time_limit.empty() ? 0 : parse_duration(flags.time_limit);
+  options.overfit = flags.overfit;
+  options.save_every_steps = save_every_steps;
+  options.freeze = flags.freeze;
+  options.cache_bytes = std::size_t{1} << 29;
+
+  Progress progress(folder.path(), common, run.print_every);
+  progress.note(concat(version_text(), "  ", stream.device(), ", ", stream.pool().threads(), " threads, f32, deterministic"));
+  progress.note(concat("config    ", config.name(), "; output ", folder.path().string()));
+  progress.note("classes   " + data::class_list(options.train.coco->categories));
+  for (const std::string& note : config.notes()) progress.note("note      " + note);
+  replace_file(folder.path() / "config.json", config.to_json());
+
+  const SignalScope signals;
+  train::Trainer trainer(run, options, stream, progress);
+  RunReport report(folder.path(), config, trainer);
+  progress.after_epoch = [&](const train::EpochRecord& record) { report.write(record); };
+  const train::RunSummary summary = trainer.run(stop_wish);
+  progress.finish();
+
+  Outcome outcome;
+  outcome.json = summary_json(summary, folder.path());
+  if (summary.end == train::RunEnd::already_finished) progress.note("this run is finished; more --epochs or --max-steps go on with it");
+  if (summary.end == train::RunEnd::stopped) {
+    outcome.code = summary.state.step > 0 ? kStoppedAndSaved : 128 + (stop_signal ? stop_signal : SIGINT);
+    progress.note(summary.state.step > 0 ? concat("stopped after step ", summary.state.step, ", saved; -r auto --output-dir ", folder.path().string(), " goes on") : std::string("stopped before the first step"));
+  }
+  if (!common.json && summary.last) {
+    for (const std::string& line : data::summary_lines(*summary.last)) print_line(line);
+  }
+  progress.note(concat("state hash ", summary.hash, " at step ", summary.state.step));
+  return outcome;
+}
+
+}  // namespace
+
+Verb add_train(CLI::App& app, const CommonOptions& common) {
+  const auto flags = std::make_shared<TrainFlags>();
+  add_data_flags(app, flags->data);
+  app.add_option("-r,--resume", flags->resume, "checkpoint to go on from, or auto: the newest good one in --output-dir");
+  app.add_option("-t,--tuning", flags->tuning, "weights to start from; what does not fit starts anew");
+  app.add_option("--backbone", flags->backbone, "weights of the backbone to start from");
+  app.add_flag("--allow-partial", flags->allow_partial, "take weights that cover under 95 % of the model");
+  app.add_option("--epochs", flags->epochs, "epochs; moves the recipe's stop epochs in proportion")->check(CLI::PositiveNumber);
+  app.add_option("--max-steps", flags->max_steps, "stop after this many steps in all")->check(CLI::PositiveNumber);
+  app.add_option("--time-limit", flags->time_limit, "stop and save after this time, such as 3h50m");
+  app.add_option("--patience", flags->patience, "stop after this many evaluations without a better AP; 0: never")->check(CLI::NonNegativeNumber);
+  app.add_option("--eval-every", flags->eval_every, "epochs between evaluations; 0: never")->check(CLI::NonNegativeNumber);
+  app.add_option("--save-every", flags->save_every, "epochs (2) or steps (500s) between saves");
+  app.add_option("--batch-size", flags->batch_size, "images of a step")->check(CLI::PositiveNumber);
+  app.add_option("--lr", flags->lr, "learning rate (optimizer.lr)")->check(CLI::PositiveNumber);
+  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(CLI::PositiveNumber);
+  app.add_flag("--drop-empty", flags->drop_empty, "leave out training pictures without boxes");
+  app.add_option("--num-workers", flags->num_workers, "decode threads")->check(CLI::PositiveNumber);
+  app.add_option("--output-dir", flags->output_dir, "folder of the run; default runs/<config>-NNN");
+  app.add_flag("--overwrite", flags->overwrite, "start anew in a folder that is not empty");
+  app.add_option("--overfit", flags->overfit, "train and evaluate on the first N pictures without augmentation")->check(CLI::PositiveNumber);
+  app.add_option("--freeze", flags->freeze, "regular expression of parameter names to leave untrained; repeatable")->take_all()->allow_extra_args(false);
+  app.add_option("--max-skips", flags->max_skips, "steps in a row that may fail to be finite")->check(CLI::NonNegativeNumber);
+  return [flags, &common] { return run_train(*flags, common); };
+}
+
+}  // namespace detr::apps

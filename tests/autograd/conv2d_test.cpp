@@ -1,0 +1,59 @@
+#include "autograd/conv2d.h"
+
+#include "tests/autograd/expect_gradients.h"
+
+using namespace detr;
+using namespace detr::test;
+using kernels::Conv2dOptions;
+
+namespace {
+
+Op op(const Conv2dOptions& options) {
+  return [options](Context& ctx, Inputs in) { return conv2d(ctx, in[0], in[1], options); };
+}
+
+/// y and the gradients of x and weight.
+std::vector<Tensor> results(int threads, const Tensor& map, const Tensor& kernel, const Conv2dOptions& options, const Tensor& dy) {
+  Tape tape;
+  Context ctx(Stream::cpu(threads), &tape, true);
+  const Variable x = tape.input(map), weight = tape.input(kernel), y = conv2d(ctx, x, weight, options);
+  tape.backward(ctx, y, dy);
+  return {y.value(), tape.gradient(x), tape.gradient(weight)};
+}
+
+}  // namespace
+
+TEST_CASE("conv2d: gradients", "[cpu]") {
+  const Tensor x = normal({2, 5, 4, 2});
+  for (const Conv2dOptions options : {Conv2dOptions{1, 1}, Conv2dOptions{2, 1}, Conv2dOptions{3, 0}}) {
+    INFO("stride " << options.stride << ", padding " << options.padding);
+    expect_gradients(op(options), {x, normal({3, 3, 3, 2})});
+    expect_gradient_subsets(op(options), {x, normal({3, 3, 3, 2})});
+  }
+  for (const std::int64_t stride : {1, 2}) {
+    expect_gradients(op({stride, 0}), {x, normal({3, 1, 1, 2})});
+    expect_gradient_subsets(op({stride, 0}), {x, normal({3, 1, 1, 2})});
+  }
+}
+
+TEST_CASE("conv2d: shape, and no node for constants", "[cpu]") {
+  Tape tape;
+  Context ctx(Stream::cpu(1), &tape, true);
+  const Variable x(normal({1, 5, 4, 2}));
+  CHECK(conv2d(ctx, x, Variable(normal({3, 3, 3, 2})), {2, 1}).shape() == Shape{1, 3, 2, 3});
+  CHECK(tape.size() == 0);
+  expect_throws<InvalidArgument>([&] { conv2d(ctx, x, Variable(normal({3, 3, 3, 1})), {1, 1}); }, "conv2d: weight must be (O, kh, kw, 2)");
+}
+
+TEST_CASE("conv2d: same bits for any number of threads through the tape", "[cpu]") {
+  const Tensor x = normal({2, 33, 34, 3}, 1), weight = normal({5, 3, 3, 3}, 2);
+  for (const std::int64_t stride : {1, 2}) {
+    const Conv2dOptions options{stride, 1};
+    const Tensor dy = normal(kernels::conv2d_shape(x.shape(), weight.shape(), options), 3);
+    const std::vector<Tensor> one = results(1, x, weight, options, dy);
+    for (const int threads : {2, 3}) {
+      const std::vector<Tensor> more = results(threads, x, weight, options, dy);
+      for (std::size_t i = 0; i < one.size(); ++i) expect_same_bits(more[i], one[i]);
+    }
+  }
+}
