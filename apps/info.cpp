@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "apps/cli.h"
 #include "models/detr/rtdetr.h"
@@ -57,8 +59,8 @@ Outcome info_checkpoint(const std::string& file, const CommonOptions& common) {
     return outcome;
   }
   const train::CheckpointInfo info = train::read_checkpoint_info(file);
-  const bool complete = tensors.contains("optim.step." + tensors.names().back().substr(tensors.names().back().find('.') + 1)) ||
-                        std::any_of(tensors.metadata().begin(), tensors.metadata().end(), [](const auto& entry) { return entry.first.starts_with("hash.optim."); });
+  const std::vector<std::string> names = tensors.names();
+  const bool complete = std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("optim."); });
   outcome.json.update({{"step", info.state.step}, {"epoch", info.state.epoch}, {"seed", info.state.seed}, {"finished", info.state.finished}, {"best_ap", number(info.state.best_ap)},
                        {"best_epoch", info.state.best_epoch}, {"ema_updates", info.ema_updates}, {"complete", complete}, {"written_by", info.version}, {"scored", info.scored}});
   if (common.json) return outcome;

@@ -43,9 +43,9 @@ Variable upsample(Context& ctx, const Variable& x) {
                     [](Context& c, const Tensor& dy, Wanted want) { kernels::upsample_backward(c.stream(), dy, want[0]); });
 }
 
-Variable concat(Context& ctx, std::span<const Variable> inputs, int axis) {
-  DETR_CHECK(!inputs.empty(), "concat: there must be at least one input");
-  DETR_CHECK(axis >= 0 && axis < inputs[0].shape().rank(), "concat: axis ", axis, " of ", inputs[0].value());
+Variable concatenate(Context& ctx, std::span<const Variable> inputs, int axis) {
+  DETR_CHECK(!inputs.empty(), "concatenate: there must be at least one input");
+  DETR_CHECK(axis >= 0 && axis < inputs[0].shape().rank(), "concatenate: axis ", axis, " of ", inputs[0].value());
   std::vector<Tensor> values;
   std::vector<std::int64_t> sizes, dims(inputs[0].shape().dims().begin(), inputs[0].shape().dims().end());
   dims[static_cast<std::size_t>(axis)] = 0;
@@ -56,7 +56,7 @@ Variable concat(Context& ctx, std::span<const Variable> inputs, int axis) {
   }
   Tensor y = ctx.empty(Shape(dims), values.front().dtype());
   kernels::concat_forward(ctx.stream(), values, axis, y);
-  return ctx.record("concat", inputs, y, [sizes, axis](Context& c, const Tensor& dy, Wanted want) {
+  return ctx.record("concatenate", inputs, y, [sizes, axis](Context& c, const Tensor& dy, Wanted want) {
     kernels::concat_backward(c.stream(), dy, axis, sizes, want);
   });
 }

@@ -133,7 +133,10 @@ void take_annotations(const std::vector<RawAnnotation>& raw, CocoData& data, Fin
     }
   }
   std::int64_t first = 0;
-  for (ImageRecord& image : data.images) first += image.count, image.first = first - image.count;
+  for (ImageRecord& image : data.images) {
+    image.first = first;
+    first += image.count;
+  }
 
   std::vector<std::int64_t> next;
   for (const ImageRecord& image : data.images) next.push_back(image.first);

@@ -74,7 +74,10 @@ void report_corner_boxes(const CocoData& data, Findings& findings) {
       ++boxes;
       if (x + x1 > width || y + y1 > height) {
         ++leaving;
-        if (!first) first = &annotation, first_image = &image;
+        if (!first) {
+          first = &annotation;
+          first_image = &image;
+        }
       }
       if (x >= -kRoundingPx && y >= -kRoundingPx && x1 > x && y1 > y && x1 <= width && y1 <= height) ++fitting;
     }

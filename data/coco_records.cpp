@@ -243,8 +243,10 @@ bool RecordReader::read_box(const Field& field, const Where& where, std::array<d
 bool RecordReader::read_crowd(const Field& field, const Where& where, bool& crowd) {
   crowd = false;
   if (!field.present || field.kind == JsonKind::null) return true;
-  if (field.kind == JsonKind::boolean) return crowd = field.boolean, true;
-  if (field.kind == JsonKind::number && std::isfinite(field.number.value)) return crowd = field.number.value != 0, true;
+  if (field.kind == JsonKind::boolean || (field.kind == JsonKind::number && std::isfinite(field.number.value))) {
+    crowd = field.kind == JsonKind::boolean ? field.boolean : field.number.value != 0;
+    return true;
+  }
   std::int64_t value = 0;
   const bool text = field.kind == JsonKind::string && parse(field.text, value);
   const std::string what = concat(where(), ": iscrowd is ", describe(field), ", not 0 or 1");

@@ -3,7 +3,7 @@
 
 namespace detr::data {
 
-// Photometric changes of 8-bit RGB pictures in place, with the arithmetic of Pillow 9 to 13 (float blend cut to 8 bits, integer
+// Photometric changes of 8-bit RGB pictures in place, with the arithmetic of Pillow 11 to 13 (float blend cut to 8 bits, integer
 // luma, 8-bit HSV) as torchvision's adjust_... functions apply it to PIL images: same bytes. A factor of 1 (0 for hue) changes
 // nothing, but hue goes through HSV all the same, which rounds. Throws InvalidArgument for a factor that is out of range.
 

@@ -1,6 +1,5 @@
 #include <unistd.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <fstream>
@@ -20,7 +19,7 @@ constexpr std::int64_t kMaxPngBytes = std::int64_t{1} << 29;   // stb_image_writ
 
 bool is_png_name(const std::filesystem::path& file) {
   std::string ending = file.extension().string();
-  std::transform(ending.begin(), ending.end(), ending.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  for (char& c : ending) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return ending == ".png";
 }
 

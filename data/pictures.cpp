@@ -14,21 +14,25 @@ namespace {
 
 using Severity = Finding::Severity;
 
-/// Fault that the file system alone shows, or empty.
-std::string file_fault(const fs::path& path, std::string& reason) {
+struct Fault {
+  std::string kind, reason;   ///< both empty: none
+};
+
+/// What the file system alone shows.
+Fault file_fault(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) return reason = "no such file", "image-missing";
-  if (error) return reason = "cannot be read: " + error.message(), "image-invalid";
-  if (fs::is_directory(status)) return reason = "is a folder", "image-folder";
-  if (!fs::is_regular_file(status)) return reason = "is not a regular file", "image-invalid";
-  if (fs::file_size(path, error) == 0) return reason = "the file is empty", "image-empty";
-  return "";
+  if (status.type() == fs::file_type::not_found) return {"image-missing", "no such file"};
+  if (error) return {"image-invalid", "cannot be read: " + error.message()};
+  if (fs::is_directory(status)) return {"image-folder", "is a folder"};
+  if (!fs::is_regular_file(status)) return {"image-invalid", "is not a regular file"};
+  if (fs::file_size(path, error) == 0) return {"image-empty", "the file is empty"};
+  return {};
 }
 
 Picture look(const fs::path& folder, const ImageRecord& image, const PictureOptions& options, bool decode) {
   Picture picture;
-  const auto fault = [&](const char* kind, const std::string& reason) {
+  const auto fault = [&](const std::string& kind, const std::string& reason) {
     picture.fault = kind;
     picture.reason = reason;
     return picture;
@@ -39,8 +43,7 @@ Picture look(const fs::path& folder, const ImageRecord& image, const PictureOpti
   } catch (const DataError& error) {
     return fault("image-path", error.what());
   }
-  picture.fault = file_fault(path, picture.reason);
-  if (!picture.fault.empty()) return picture;
+  if (const Fault seen = file_fault(path); !seen.kind.empty()) return fault(seen.kind, seen.reason);
   try {
     picture.header = read_image_header(path);
   } catch (const DataError& error) {

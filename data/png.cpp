@@ -78,6 +78,7 @@ PngChunks read_png_chunks(ImageFile& file, bool want_pixels, const std::function
   const std::string& path = file.name();
   PngChunks chunks;
   std::vector<std::uint8_t> header, palette, compressed;
+  bool has_pixels = false;
   for (std::int64_t offset = kSignatureBytes; offset < file.size() && !chunks.ended;) {
     const std::vector<std::uint8_t> start = file.read(offset, 8);
     if (start.size() < 8) throw DataError(path, ": truncated: the PNG ends within a chunk");
@@ -115,13 +116,14 @@ PngChunks read_png_chunks(ImageFile& file, bool want_pixels, const std::function
         throw DataError(path, ": unsupported PNG: unknown critical chunk");
       }
     }
+    has_pixels = has_pixels || (type == "IDAT" && length > 0);
     chunks.ended = type == "IEND";
     offset += 12 + length;
   }
   if (header.empty()) throw DataError(path, ": truncated: the PNG ends before its header");
+  if (!has_pixels) throw DataError(path, chunks.ended ? ": corrupt" : ": truncated", ": the PNG has no pixel data");
   if (!want_pixels) return chunks;
 
-  if (compressed.empty()) throw DataError(path, chunks.ended ? ": corrupt" : ": truncated", ": the PNG has no pixel data");
   if (header[9] == 3 && palette.empty()) throw DataError(path, ": corrupt PNG: no palette");
   palette.resize(kPaletteBytes);
   const std::vector<std::uint8_t> signature = file.read(0, kSignatureBytes);

@@ -20,6 +20,10 @@ void* bounded_realloc(void* block, std::size_t bytes) {
 
 }  // namespace
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"   // fields that stb_image reads only where it reads by callback
+#endif
+
 // Only the formats whose completeness image_decode.cpp can check; the libraries' symbols stay in this file.
 #define STB_IMAGE_IMPLEMENTATION
 #define STB_IMAGE_STATIC

@@ -14,7 +14,8 @@ constexpr std::size_t kMaxPrinted = 200;
 std::size_t utf8_length(std::string_view text, std::size_t at, std::uint32_t& code) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   const std::uint8_t lead = byte(at);
-  if (lead < 0x80) return code = lead, 1;
+  code = lead;
+  if (lead < 0x80) return 1;
   const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
   if (lead < 0xc2 || lead > 0xf4 || at + length > text.size()) return 0;
   code = static_cast<std::uint32_t>(lead & (0x7f >> length));

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kPaddingSlot = -2;
 /// heads      A >= 1, divides the width
 /// groups     (T) i64 or null, then Tq = Tk = T. Query i may look at key j unless j is a padding slot, or j is in a denoising
 ///            group and i is not in that same group. A query without any allowed key (a padding slot looks at nothing) gives 0.
-///            Null: everything is allowed.
+///            What lies in a padding slot, even NaN, takes no part. Null: everything is allowed.
 /// out        (N, Tq, A d)  out
 /// lse        (N, A, Tq)    out, log of the softmax's denominator incl. the row maximum; kept for backward; 0 for a query
 ///                          without keys

@@ -11,8 +11,8 @@ namespace detr::kernels {
 /// weight, bias    (C)           dtype of x
 /// residual        like x        or null
 /// activation      none, relu or silu
-/// running_mean, running_var (C)  dtype of x, in and out: r = (1 - momentum) r + momentum * statistic of the batch; the variance that is
-///                               stored is the unbiased one (R / (R - 1), and the biased one for R = 1)
+/// running_mean, running_var (C)  dtype of x, in and out: r = (1 - momentum) r + momentum * statistic of the batch; the
+///                               variance that is stored is the unbiased one (R / (R - 1), and the biased one for R = 1)
 /// y               like x        out
 /// mean, rstd      (C)           out, dtype of x; of the batch (biased variance), kept for backward
 ///

@@ -25,7 +25,8 @@ void add_forward(const Stream& stream, const Tensor& a, const Tensor& b, Tensor&
 void add_backward(const Stream& stream, const Tensor& dy, Tensor* da, Tensor* db) {
   expect_like(dy, "add: da", da, dy.shape());
   if (db) {
-    DETR_CHECK(is_suffix(db->shape(), dy.shape().dims()), "add: the shape of db must be that of dy or a suffix of it, got ", dy, " and ", *db);
+    DETR_CHECK(is_suffix(db->shape(), dy.shape().dims()), "add: the shape of db must be that of dy or a suffix of it, got ", dy, " and ",
+               *db);
     expect_like(dy, "add: db", db, db->shape());
   }
   DETR_DISPATCH(dy.device(), add_backward, stream, dy, da, db);
@@ -72,7 +73,8 @@ void mask_rows(const Stream& stream, const Tensor& x, const Tensor& mask, Tensor
 }
 
 void images_to_float(const Stream& stream, const Tensor& images, Tensor& y) {
-  DETR_CHECK(images.defined() && images.rank() == 4 && images.dtype() == DType::u8, "images_to_float: images must be u8(N, H, W, C), got ", images);
+  DETR_CHECK(images.defined() && images.rank() == 4 && images.dtype() == DType::u8,
+             "images_to_float: images must be u8(N, H, W, C), got ", images);
   DETR_CHECK(y.defined() && y.rank() == 4, "images_to_float: y must be (N, h, w, C), got ", y);
   expect_tensor(images, "images_to_float: y", y, {images.dim(0), y.dim(1), y.dim(2), images.dim(3)}, y.dtype());
   DETR_CHECK(y.numel() == 0 || images.numel() > 0, "images_to_float: no pixels to fill ", y, " from ", images);

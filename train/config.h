@@ -1,7 +1,6 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -105,9 +104,9 @@ class Config {
   static std::string nearest(const std::string& key);
 
  private:
-  struct Tree;                                 // holds the JSON document, so that this header stays light
-  std::shared_ptr<Tree> tree_;
-  std::map<std::string, std::string> origins_;
+  struct Tree;                                 // the JSON document and its origins, so that this header stays light
+  void adopt(Tree changed);
+  std::shared_ptr<const Tree> tree_;           // never changed in place: copies of a Config share it
   std::vector<std::string> notes_;
   std::string name_;
 };

@@ -76,7 +76,8 @@ models::ModelConfig config_of(const json& file) {
   models::ModelConfig config = models::variant_config(file.at("variant").get<std::string>());
   models::DecoderConfig& d = config.decoder;
   d.num_classes = file.at("num_classes").get<std::int64_t>();
-  for (const auto& [key, value] : file.value("options", json::object()).items()) {
+  const json options = file.value("options", json::object());
+  for (const auto& [key, value] : options.items()) {
     if (key == "nd" || key == "num_denoising") d.num_denoising = value.get<std::int64_t>();
     else if (key == "np" || key == "num_points") d.num_points = value.is_number() ? std::vector<std::int64_t>(3, value.get<std::int64_t>()) : value.get<std::vector<std::int64_t>>();
     else if (key == "method" || key == "cross_attn_method") d.cross_attn_method = value.get<std::string>();
@@ -216,10 +217,11 @@ void run_training(const json& file, DType dtype, const Stream& stream, Errors& e
     else errors.fault("gradient of " + p.name() + " is not in the file");
   }
   if (reached != static_cast<std::int64_t>(grads.size())) errors.fault(concat(reached, " gradients, wanted ", grads.size()));
-  for (const json& name : file.value("frozen", json::array())) {
+  const json frozen = file.value("frozen", json::array()), running = file.value("running", json::object());
+  for (const json& name : frozen) {
     if (!run.model.parameters().contains(name) || run.model.parameters().find(name).trainable()) errors.fault(name.get<std::string>() + " should be frozen");
   }
-  for (const auto& [name, wanted] : file.value("running", json::object()).items()) {
+  for (const auto& [name, wanted] : running.items()) {
     if (run.model.parameters().contains(name)) errors.summary("statistics", name, run.model.parameters().find(name).value(), wanted);
     else errors.fault("no buffer " + name);
   }

@@ -65,6 +65,7 @@ class Trainer {
   /// Detections of the last evaluation, and the truth they belong to (for pictures and reports).
   const std::vector<data::Detection>& detections() const { return detections_; }
   const SplitData& validation() const { return options_.val; }
+  const SplitData& training() const { return options_.train; }
 
  private:
   void build_loaders();

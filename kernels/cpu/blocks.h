@@ -9,6 +9,8 @@ namespace detr::kernels::cpu {
 inline constexpr std::int64_t kBlockElements = std::int64_t{1} << 15;
 
 /// Rows of `width` elements that make up one such task; at least one.
-inline std::int64_t rows_per_block(std::int64_t width) { return std::max<std::int64_t>(1, kBlockElements / std::max<std::int64_t>(1, width)); }
+inline std::int64_t rows_per_block(std::int64_t width) {
+  return std::max<std::int64_t>(1, kBlockElements / std::max<std::int64_t>(1, width));
+}
 
 }  // namespace detr::kernels::cpu

@@ -1,14 +1,15 @@
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"   // GCC 12's own AVX-512 header, inlined from Eigen
-#endif
-#define EIGEN_DONT_PARALLELIZE
 #include "kernels/deformable_attention.h"
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the deliberately undefined registers of its own AVX-512 intrinsics for a mistake (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+// The stream's pool spreads the work; Eigen must not start threads of its own.
+#define EIGEN_DONT_PARALLELIZE
 #include <Eigen/Core>
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 

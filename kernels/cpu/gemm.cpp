@@ -6,6 +6,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the deliberately undefined registers of its own AVX-512 intrinsics for a mistake (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 // The stream's pool spreads the work; Eigen must not start threads of its own.
 #define EIGEN_DONT_PARALLELIZE

@@ -102,7 +102,8 @@ void max_pool_backward(const Stream& stream, const Tensor& dy, const Tensor& x, 
         const WindowRange is(row % h, H);
         for (std::int64_t j = 0; j < w; ++j) {
           const WindowRange js(j, W);
-          const auto number = [&](std::int64_t i, std::int64_t k) { return static_cast<Place<T>>(3 * (i - 2 * (row % h) + 1) + k - 2 * j + 1); };
+          const std::int64_t top = 2 * (row % h) - 1, left = 2 * j - 1;
+          const auto number = [=](std::int64_t i, std::int64_t k) { return static_cast<Place<T>>(3 * (i - top) + k - left); };
           std::copy_n(image + (is.begin * W + js.begin) * C, C, best.data());
           std::fill(at.begin(), at.end(), number(is.begin, js.begin));
           for (std::int64_t i = is.begin; i < is.end; ++i) {

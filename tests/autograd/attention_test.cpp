@@ -120,5 +120,5 @@ TEST_CASE("deformable_attention: errors", "[cpu]") {
   expect_throws<InvalidArgument>([&] { deformable_attention(ctx, Variable(), Variable(x), Variable(x), x, options); },
                                  "deformable_attention: value must be (N, S, A d) and offsets (N, Q, A P 2), got undefined and f64(1, 4, 4)");
   expect_throws<InvalidArgument>([&] { deformable_attention(ctx, Variable(x), Variable(x), Variable(), x, options); },
-                                 "deformable_attention: logits must be f64(1, 4, 4), got undefined");
+                                 "deformable_attention: logits must be f64(1, 4, 2), got undefined");
 }

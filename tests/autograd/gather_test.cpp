@@ -40,6 +40,7 @@ TEST_CASE("gather: broken contracts", "[cpu]") {
   Context ctx(Stream::cpu(1), nullptr, true);
   const Variable table(normal({4, 3}));
   const Tensor index = i64({1, 2}, {0, 4});
-  expect_throws<InvalidArgument>([&] { gather_rows(ctx, table, index, Tensor()); }, "gather_rows: x must be (N, T, D) and index (N, Q), got f64(4, 3)");
+  expect_throws<InvalidArgument>([&] { gather_rows(ctx, table, index, Tensor()); },
+                                 "gather_rows: x must be (N, T, D) and index (N, Q), got f64(4, 3)");
   expect_throws<InvalidArgument>([&] { embedding(ctx, table, index, -1); }, "embedding: index 4 of 4 rows");
 }

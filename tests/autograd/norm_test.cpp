@@ -19,7 +19,7 @@ Op batch_norm_op(Activation activation, bool batch_statistics) {
 }
 
 std::vector<Tensor> batch_norm_inputs(bool residual, const Shape& shape) {
-  std::vector<Tensor> inputs = {normal(shape, 1), normal({shape[-1]}, 2), normal({shape[-1]}, 3)};
+  std::vector<Tensor> inputs = {normal(shape, 1), normal(Shape{shape[-1]}, 2), normal(Shape{shape[-1]}, 3)};
   if (residual) inputs.push_back(normal(shape, 4));
   return inputs;
 }
@@ -69,14 +69,14 @@ TEST_CASE("batch_norm: running statistics move in training alone", "[cpu]") {
 
 TEST_CASE("batch_norm: x as its own residual gets both gradients", "[cpu]") {
   const Op op = [](Context& ctx, Inputs in) {
-    return batch_norm(ctx, in[0], in[1], in[2], in[0], Activation::silu, 1e-5, 0.1, true, {normal({3}), uniform({3}, 1, 2)});
+    return batch_norm(ctx, in[0], in[1], in[2], in[0], Activation::silu, 1e-5, 0.1, true, {normal(Shape{3}), uniform({3}, 1, 2)});
   };
   expect_gradients(op, batch_norm_inputs(false, {2, 1, 3, 3}));
 }
 
 TEST_CASE("layer_norm: gradients, and all subsets of them", "[cpu]") {
-  const std::vector<Tensor> plain = {normal({3, 5}, 1), normal({5}, 2), normal({5}, 3)};
-  const std::vector<Tensor> with_residual = {normal({2, 2, 17}, 1), normal({17}, 2), normal({17}, 3), normal({2, 2, 17}, 4)};
+  const std::vector<Tensor> plain = {normal({3, 5}, 1), normal(Shape{5}, 2), normal(Shape{5}, 3)};
+  const std::vector<Tensor> with_residual = {normal({2, 2, 17}, 1), normal(Shape{17}, 2), normal(Shape{17}, 3), normal({2, 2, 17}, 4)};
   for (const auto& inputs : {plain, with_residual}) {
     expect_gradients(layer_norm_op, inputs);
     expect_gradient_subsets(layer_norm_op, inputs);
@@ -84,5 +84,5 @@ TEST_CASE("layer_norm: gradients, and all subsets of them", "[cpu]") {
 }
 
 TEST_CASE("layer_norm: same bits for any number of threads", "[cpu]") {
-  expect_same_on_threads(layer_norm_op, {normal({300, 130}, 1), normal({130}, 2), normal({130}, 3), normal({300, 130}, 4)});
+  expect_same_on_threads(layer_norm_op, {normal({300, 130}, 1), normal(Shape{130}, 2), normal(Shape{130}, 3), normal({300, 130}, 4)});
 }

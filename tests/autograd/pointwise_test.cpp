@@ -26,7 +26,7 @@ TEST_CASE("activation: gradients", "[cpu]") {
 TEST_CASE("activation: none is the variable itself", "[cpu]") {
   Tape tape;
   Context ctx(Stream::cpu(1), &tape, true);
-  const Variable x = tape.input(normal({3}));
+  const Variable x = tape.input(normal(Shape{3}));
   const Variable y = activation(ctx, x, Activation::none);
   CHECK(y.node() == x.node());
   CHECK(y.value().raw() == x.value().raw());
@@ -38,12 +38,12 @@ TEST_CASE("add: gradients of equal shapes and of a repeated table", "[cpu]") {
   expect_gradient_subsets(add_op, {normal({2, 3}, 1), normal({2, 3}, 2)});
   expect_gradients(add_op, {normal({2, 3, 2}, 1), normal({3, 2}, 2)});
   expect_gradient_subsets(add_op, {normal({2, 3, 2}, 1), normal({3, 2}, 2)});
-  expect_same_on_threads(add_op, {normal({40, 1001}, 1), normal({1001}, 2)});
+  expect_same_on_threads(add_op, {normal({40, 1001}, 1), normal(Shape{1001}, 2)});
 }
 
 TEST_CASE("sum: gradients", "[cpu]") {
-  expect_gradients(sum_op, {normal({2, 3}), normal({}), normal({4})});
-  expect_gradient_subsets(sum_op, {normal({2, 3}), normal({}), normal({4})});
+  expect_gradients(sum_op, {normal({2, 3}), normal(Shape{}), normal(Shape{4})});
+  expect_gradient_subsets(sum_op, {normal({2, 3}), normal(Shape{}), normal(Shape{4})});
   Context ctx(Stream::cpu(1), nullptr, true);
   expect_throws<InvalidArgument>([&] { sum(ctx, {}); }, "sum: there must be at least one input");
 }

@@ -224,7 +224,7 @@ TEST_CASE("tape: a leaf as the output", "[cpu]") {
 
 TEST_CASE("tape: an input that the output ignores has no gradient", "[cpu]") {
   Bench b;
-  const Variable x = b.tape.input(normal({2})), y = b.tape.input(normal({2}));
+  const Variable x = b.tape.input(normal(Shape{2})), y = b.tape.input(normal(Shape{2}));
   b.backward(total(b.ctx, x));
   CHECK(b.tape.gradient(x).defined());
   CHECK_FALSE(b.tape.gradient(y).defined());
@@ -232,9 +232,9 @@ TEST_CASE("tape: an input that the output ignores has no gradient", "[cpu]") {
 
 TEST_CASE("tape: an op is told which inputs want a gradient", "[cpu]") {
   Bench b;
-  const Variable x = b.tape.input(normal({2})), constant(normal({2}));
+  const Variable x = b.tape.input(normal(Shape{2})), constant(normal(Shape{2}));
   std::vector<bool> wanted;
-  const Variable y = b.ctx.record("probe", {constant, x, Variable()}, normal({1}), [&](Context&, const Tensor&, Wanted want) {
+  const Variable y = b.ctx.record("probe", {constant, x, Variable()}, normal(Shape{1}), [&](Context&, const Tensor&, Wanted want) {
     for (const Tensor* w : want) wanted.push_back(w != nullptr);
     for (double& v : want[1]->span<double>()) v = 1;
   });
@@ -259,13 +259,13 @@ TEST_CASE("tape: the observer sees every node's output gradient, last op first",
 TEST_CASE("tape: what an op saved is freed as backward goes", "[cpu]") {
   Bench b;
   const std::shared_ptr<int> saved = std::make_shared<int>(1);
-  const Variable x = b.tape.input(normal({1}));
+  const Variable x = b.tape.input(normal(Shape{1}));
   long during = 0;
-  const Variable y = b.ctx.record("first", {x}, normal({1}), [&](Context&, const Tensor&, Wanted want) {
+  const Variable y = b.ctx.record("first", {x}, normal(Shape{1}), [&](Context&, const Tensor&, Wanted want) {
     during = saved.use_count();
     want[0]->data<double>()[0] = 1;
   });
-  const Variable z = b.ctx.record("second", {y}, normal({1}),
+  const Variable z = b.ctx.record("second", {y}, normal(Shape{1}),
                                   [saved](Context&, const Tensor&, Wanted want) { want[0]->data<double>()[0] = *saved; });
   CHECK(saved.use_count() == 2);
   b.backward(z);
@@ -274,10 +274,10 @@ TEST_CASE("tape: what an op saved is freed as backward goes", "[cpu]") {
 
 TEST_CASE("tape: broken contracts", "[cpu]") {
   Bench b;
-  const Variable x = b.tape.input(normal({2}));
+  const Variable x = b.tape.input(normal(Shape{2}));
   const Variable y = add(b.ctx, x, x), loss = total(b.ctx, y);
   expect_throws<InvalidArgument>([&] { b.backward(y); }, "backward: the loss must have one element, got f64(2)");
-  expect_throws<InvalidArgument>([&] { b.tape.backward(b.ctx, y, normal({3})); }, "backward: seed must be f64(2), got f64(3)");
+  expect_throws<InvalidArgument>([&] { b.tape.backward(b.ctx, y, normal(Shape{3})); }, "backward: seed must be f64(2), got f64(3)");
   expect_throws<InvalidArgument>([&] { b.tape.gradient(y); }, "tape: gradient of something that is no input");
   expect_throws<InvalidArgument>([&] { b.tape.gradient(Variable()); }, "tape: gradient of something that is no input");
   b.backward(loss);

@@ -261,7 +261,8 @@ TEST_CASE("fix: a repaired copy reads without a finding", "[cpu]") {
   CHECK((data.annotations[0].id == 1 && data.annotations[1].id == 2 && data.annotations[2].id == 3 && data.annotations[2].crowd));
   CHECK(data.categories[0].name == "cat \"1\"");
   const std::string text = read_text(set.dir / "good.json");
-  for (const char* const kept : {R"("license":3)", R"("segmentation":[[1, 2]])", R"("supercategory":"animal")", R"("info":{"x": null})"}) {
+  for (const char* const kept :
+       {R"("license":3)", R"("segmentation":[[1, 2]])", R"("supercategory":"animal")", R"("info":{"x": null})"}) {
     INFO(kept);
     CHECK(text.find(kept) != std::string::npos);
   }

@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace detr::test {
@@ -86,4 +87,61 @@ std::string sha256(std::span<const std::uint8_t> bytes) {
   return text;
 }
 
+namespace bytes {
+
+Bytes operator+(Bytes a, const Bytes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+Bytes bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+Bytes first(const Bytes& bytes, std::size_t count) { return {bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count)}; }
+
+void append(Bytes& out, std::uint32_t value, int count, bool big_endian) {
+  for (int i = 0; i < count; ++i) out.push_back(static_cast<std::uint8_t>(value >> (8 * (big_endian ? count - 1 - i : i))));
+}
+
+Bytes tiff(std::uint32_t orientation, bool big_endian, std::uint32_t type) {
+  Bytes out = bytes_of(big_endian ? "MM" : "II");
+  append(out, 42, 2, big_endian);
+  append(out, 8, 4, big_endian);   // where the directory is
+  append(out, 2, 2, big_endian);
+  for (const auto& [tag, value] : {std::pair{0x0100u, 77u}, std::pair{0x0112u, orientation}}) {
+    append(out, tag, 2, big_endian);
+    append(out, type, 2, big_endian);
+    append(out, 1, 4, big_endian);
+    append(out, value, type == 3 ? 2 : 4, big_endian);
+    if (type == 3) append(out, 0, 2, big_endian);
+  }
+  append(out, 0, 4, big_endian);
+  return out;
+}
+
+Bytes marker(std::uint8_t number, const Bytes& payload) {
+  Bytes out = {0xff, number};
+  append(out, static_cast<std::uint32_t>(payload.size() + 2), 2, true);
+  return out + payload;
+}
+
+Bytes exif_marker(const Bytes& tiff_structure) { return marker(0xe1, Bytes{'E', 'x', 'i', 'f', 0, 0} + tiff_structure); }
+
+Bytes with_markers(const Bytes& jpeg, const Bytes& segments) {
+  return first(jpeg, 2) + segments + Bytes(jpeg.begin() + 2, jpeg.end());
+}
+
+Bytes png_chunk(const std::string& type, const Bytes& data) {
+  std::uint32_t crc = ~0u;
+  for (const std::uint8_t byte : bytes_of(type) + data) {
+    crc ^= byte;
+    for (int bit = 0; bit < 8; ++bit) crc = crc & 1 ? 0xedb88320u ^ (crc >> 1) : crc >> 1;
+  }
+  Bytes out;
+  append(out, static_cast<std::uint32_t>(data.size()), 4, true);
+  out = out + bytes_of(type) + data;
+  append(out, ~crc, 4, true);
+  return out;
+}
+
+}  // namespace bytes
 }  // namespace detr::test

@@ -118,11 +118,14 @@ TEST_CASE("activation: broken contracts", "[cpu]") {
   const Stream stream = Stream::cpu(1);
   const Tensor x = f64({1, 2}), undefined;
   Tensor wrong = host_zeros({3}, DType::f64), single = host_zeros({2}, DType::f32), ids = host_zeros({2}, DType::i64);
-  expect_throws<InvalidArgument>([&] { kernels::activation_forward(stream, x, Activation::relu, wrong); }, "activation: y must be f64(2), got f64(3)");
+  expect_throws<InvalidArgument>([&] { kernels::activation_forward(stream, x, Activation::relu, wrong); },
+                                 "activation: y must be f64(2), got f64(3)");
   expect_throws<InvalidArgument>([&] { kernels::activation_forward(stream, x, Activation::relu, single); }, "got f32(2)");
   expect_throws<InvalidArgument>([&] { kernels::activation_forward(stream, ids, Activation::relu, ids); }, "f32 and f64, got i64");
-  expect_throws<InvalidArgument>([&] { kernels::activation_backward(stream, x, x, undefined, Activation::relu, nullptr); }, "activation: y must be");
-  expect_throws<InvalidArgument>([&] { kernels::activation_backward(stream, x, undefined, x, Activation::gelu, nullptr); }, "activation: x must be");
+  expect_throws<InvalidArgument>([&] { kernels::activation_backward(stream, x, x, undefined, Activation::relu, nullptr); },
+                                 "activation: y must be");
+  expect_throws<InvalidArgument>([&] { kernels::activation_backward(stream, x, undefined, x, Activation::gelu, nullptr); },
+                                 "activation: x must be");
   expect_throws<InvalidArgument>([&] { kernels::activation_backward(stream, x, x, x, Activation::silu, &wrong); }, "activation: dx must be");
   expect_throws<InvalidArgument>([&] { forward(x, static_cast<Activation>(9)); }, "activation: unknown kind 9");
 }

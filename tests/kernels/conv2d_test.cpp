@@ -161,7 +161,8 @@ TEST_CASE("conv2d: errors", "[cpu]") {
   expect_throws<InvalidArgument>([] { kernels::conv2d_shape({1, 4, 4, 2}, {3, 3, 7, 2}, {1, 1}); }, "is larger than the map");
 
   const Tensor x = host_zeros({1, 4, 4, 2}, DType::f32), weight = host_zeros({3, 3, 3, 2}, DType::f32);
-  const Tensor f64 = host_zeros({3, 3, 3, 2}, DType::f64), ids = host_zeros({1, 4, 4, 2}, DType::i64), id_weight = host_zeros({3, 3, 3, 2}, DType::i64);
+  const Tensor f64 = host_zeros({3, 3, 3, 2}, DType::f64);
+  const Tensor ids = host_zeros({1, 4, 4, 2}, DType::i64), id_weight = host_zeros({3, 3, 3, 2}, DType::i64);
   Tensor y = host_zeros({1, 4, 4, 3}, DType::f32), bad = host_zeros({1, 4, 4, 1}, DType::f32), id_y = host_zeros({1, 4, 4, 3}, DType::i64);
   const auto forward = [&](const Tensor& a, const Tensor& w, Tensor& out) { return [&] { kernels::conv2d_forward(stream, a, w, {1, 1}, out); }; };
   expect_throws<InvalidArgument>(forward(Tensor(), weight, y), "conv2d: x and weight must be defined");

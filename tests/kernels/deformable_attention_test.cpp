@@ -153,8 +153,8 @@ void expect_sums(const Tensor& x, double squares, double products) {
 }  // namespace
 
 TEST_CASE("deformable_attention: worked by hand", "[cpu]") {
-  // A 2 x 2 map 1 2 / 3 4. Point 0 in its middle: 2.5. Point 1 half a cell right of the right edge's middle: (2 + 4) / 2 * 0 = 0;
-  // its location is x = 0.5 + 1 * 1 * 0.5 / 2 = 0.75 for an offset of 1: column 1, between the rows: 3. Weights 1/4 and 3/4.
+  // A 2 x 2 map 1 2 / 3 4. Point 0 lies in its middle: 2.5. Point 1, with an offset of 1, lies at x = 0.5 + 1 * 1 * 0.5 / 2 =
+  // 0.75, the middle of column 1, and between the rows: 3. The weights are 1/4 and 3/4.
   Case c{host_tensor<double>({1, 4, 1}, {1, 2, 3, 4}), host_tensor<double>({1, 1, 4}, {0, 0, 1, 0}),
          host_tensor<double>({1, 1, 2}, {0, std::log(3.0)}), host_tensor<double>({1, 1, 4}, {0.5, 0.5, 1, 1}), host_tensor<double>({1, 1, 1}, {1}),
          {1, {{2, 2}}, {2}, 0.5, Sampling::bilinear}};
@@ -163,7 +163,8 @@ TEST_CASE("deformable_attention: worked by hand", "[cpu]") {
   // dw = (2.5, 3), mean 2.875
   expect_close(r.dlogits, host_tensor<double>({1, 1, 2}, {0.25 * -0.375, 0.75 * 0.125}), 1e-13);
   expect_close(r.dvalue, host_tensor<double>({1, 4, 1}, {0.0625, 0.0625 + 0.375, 0.0625, 0.0625 + 0.375}), 1e-14);
-  // One unit of x moves u by 2 / 2 * 0.5 = 0.5 cells; the slope is 1 in x, 2 in y. Point 1 moves right into zeros.
+  // One unit of offset moves a point by 2 / 2 * 0.5 = 0.5 cells. At point 0 the slope is 1 in x and 2 in y. At point 1, on a grid
+  // line, the cell to the right counts: it is outside, so the slope in x is 0 - 3.
   expect_close(r.doffsets, host_tensor<double>({1, 1, 4}, {0.25 * 0.5, 0.25 * 1, 0.75 * 0.5 * -3, 0.75 * 1}), 1e-13);
 }
 
