@@ -151,6 +151,8 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   const std::string stored = !resume.empty() ? train::read_checkpoint_info(resume).config : !flags.tuning.empty() && common.config.empty() ? train::read_checkpoint_info(flags.tuning).config : "";
   train::Config config = load_config(common, stored);
   apply_flags(flags, config);
+  if (!resume.empty()) config.set("resume", "null", "-r");   // the flag wins over a path in the file
+  if (!flags.tuning.empty()) config.set("tuning", "null", "-t");
   const train::RunConfig run = config.resolve();
   if (!run.backbone_weights.empty() && !fs::exists(run.backbone_weights)) throw StorageError("PResNet.pretrained: ", run.backbone_weights, ": no such file");
 
@@ -184,7 +186,7 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   for (const std::string& note : config.notes()) progress.note("note      " + note);
   replace_file(folder.path() / "config.json", config.to_json());
 
-  const SignalScope signals;
+  const SignalScope signals;   // before the model is built: a stop wish is obeyed inside start-up too
   train::Trainer trainer(run, options, stream, progress);
   RunReport report(folder.path(), config, trainer);
   progress.after_epoch = [&](const train::EpochRecord& record) { report.write(record); };

@@ -26,6 +26,13 @@ find_package(JPEG REQUIRED)
 add_library(detr_flags INTERFACE)
 target_include_directories(detr_flags INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(detr_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -ffp-contract=on)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # False alarms of GCC 12: string concatenation (GCC bug 105651), and <regex> under the sanitizers (GCC bug 105562).
+  target_compile_options(detr_flags INTERFACE -Wno-restrict $<$<BOOL:${DETR_SANITIZE}>:-Wno-maybe-uninitialized>)
+endif()
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(detr_flags INTERFACE -Wno-unknown-pragmas)   # GCC's ivdep
+endif()
 if(DETR_CPU_ARCH)
   target_compile_options(detr_flags INTERFACE -march=${DETR_CPU_ARCH})
 endif()

@@ -78,7 +78,7 @@ class Findings {
 /// to do, after all of it was read. Boxes that are not finite are dropped. Missing or null `area` is width x height, missing
 /// `iscrowd` is 0, everything else is optional; ids are 64-bit integers, sparse, in any order. A key that we read and that
 /// occurs twice in one object is an error, since readers disagree about which one counts. An annotation without id gets its
-/// place in the list. The json's sizes are not checked against the pictures here (`prepare_for_training` does that): where
+/// place in the list, from 1. The json's sizes are not checked against the pictures here (`prepare_for_training` does that): where
 /// they are absent, boxes are not clipped yet.
 CocoData read_coco(const std::filesystem::path& file, Findings& findings);
 

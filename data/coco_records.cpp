@@ -320,8 +320,8 @@ void RecordReader::annotation(std::int64_t place) {
   if (!read_fields(fields, where, extra)) return;
   if (!id.present) {
     annotation.has_id = false;
-    annotation.id = place;
-    findings_.add("annotation-no-id", Severity::warning, concat(where(), ": no id; its place in the list is taken"));
+    annotation.id = place + 1;   // the COCO API never finds an annotation of id 0
+    findings_.add("annotation-no-id", Severity::warning, concat(where(), ": no id; its place in the list, from 1, is taken"));
   } else if (!read_id(id, where, annotation.id)) {
     return;
   }

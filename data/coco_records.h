@@ -26,7 +26,7 @@ struct RawAnnotation {
   std::array<double, 4> box_xywh{};     ///< finite
   double area = 0;
   bool crowd = false;
-  bool has_id = true;                   ///< else `id` is its place in the list
+  bool has_id = true;                   ///< else `id` is its place in the list, from 1
 };
 struct RawCoco {
   std::vector<RawImage> images;

@@ -199,6 +199,26 @@ WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsC
   return report;
 }
 
+WeightsReport load_backbone(const fs::path& path, ParameterStore& store) {
+  const SafetensorsFile file(path);
+  WeightsReport report;
+  for (const Parameter& p : store.list().all()) {
+    if (!p.name().starts_with("backbone.")) continue;
+    std::string found;
+    for (const std::string& name : {"ema." + p.name(), "model." + p.name(), p.name(), p.name().substr(std::string("backbone.").size())}) {
+      if (found.empty() && file.contains(name)) found = name;
+    }
+    if (found.empty()) throw StorageError(path.string(), ": has no ", p.name(), "; it is no backbone of this configuration");
+    if (file.shape(found) != models::reference_shape(p.shape())) throw StorageError(path.string(), ": ", found, " is ", file.shape(found), ", wanted ", models::reference_shape(p.shape()));
+    from_reference(file.read(found), store.slice(store.weights(), p));
+    ++report.tensors;
+    ++report.matched;
+    report.values += p.shape().numel();
+  }
+  report.matched_values = report.values;
+  return report;
+}
+
 fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& skipped) {
   fs::path best;
   std::int64_t best_step = -1;

@@ -71,6 +71,10 @@ enum class WeightsChoice { scored, ema, model };
 /// cannot be read, or covers under 95 % of the values not counting class-dependent heads, unless `allow_partial`.
 WeightsReport load_weights(const std::filesystem::path& file, ParameterStore& store, WeightsChoice choice, bool allow_partial);
 
+/// Loads the backbone alone: names with or without "backbone.", or those of a checkpoint of ours. Throws StorageError if a tensor of
+/// the backbone is missing or has another shape.
+WeightsReport load_backbone(const std::filesystem::path& file, ParameterStore& store);
+
 /// The newest valid checkpoint of an output folder for `-r auto`: the highest step among last.safetensors, its previous one and
 /// checkpoint*.safetensors that reads and verifies; empty path if there is none. `skipped` gets a line for each that does not.
 std::filesystem::path newest_checkpoint(const std::filesystem::path& folder, std::vector<std::string>& skipped);

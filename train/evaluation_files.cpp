@@ -68,7 +68,8 @@ std::string curves_csv(const data::EvalResult& result) {
     const std::string name = csv_name(c.name);
     for (std::size_t r = 0; r < c.precision50.size(); ++r) {
       const bool reached = c.precision50[r] > 0;
-      text += csv_row({std::to_string(c.id), name, data::number_text(static_cast<double>(r) / (data::kRecallPoints - 1)), data::number_text(c.precision50[r]), reached ? data::number_text(c.score50[r]) : ""});
+      text += csv_row({std::to_string(c.id), name, data::number_text(static_cast<double>(r) / (data::kRecallPoints - 1)), data::number_text(c.precision50[r]),
+                       reached ? data::number_text(c.score50[r]) : ""});
     }
   }
   return text;

@@ -116,15 +116,16 @@ std::string picture_sizes(const data::CocoData& coco) {
 
 void add_data_set(HtmlPage& page, const ReportData& data) {
   const bool empty = data.splits.empty();
-  page.section("Data set", empty ? "No data set was given." : "Boxes are those that are no crowd and have an area inside their picture. Small, medium and large are by area, parted at 32² and 96² px.");
+  page.section("Data set", empty ? "No data set was given."
+                                 : "Boxes are those that are no crowd and have an area inside their picture. Small, medium and large are by area, parted at 32² and 96² px.");
   if (empty) return;
   std::vector<data::DataStats> stats;
   for (const ReportSplit& split : data.splits) stats.push_back(data::data_stats(*split.coco));
   HtmlTable summary{{"split", "images", "without boxes", "boxes", "crowd", "small", "medium", "large", "most per image", "p99 per image", "picture size (px)"}, {}};
   for (std::size_t s = 0; s < stats.size(); ++s) {
     const data::DataStats& d = stats[s];
-    summary.rows.push_back({data.splits[s].name, count_text(d.images), count_text(d.background), count_text(d.trainable), count_text(d.crowd), count_text(d.small), count_text(d.medium), count_text(d.large),
-                            count_text(d.most_per_image), count_text(d.p99_per_image), picture_sizes(*data.splits[s].coco)});
+    summary.rows.push_back({data.splits[s].name, count_text(d.images), count_text(d.background), count_text(d.trainable), count_text(d.crowd), count_text(d.small), count_text(d.medium),
+                            count_text(d.large), count_text(d.most_per_image), count_text(d.p99_per_image), picture_sizes(*data.splits[s].coco)});
   }
   page.add(html_table(summary));
 

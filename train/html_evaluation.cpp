@@ -25,7 +25,8 @@ void add_classes(HtmlPage& page, const data::EvalResult& result) {
   HtmlTable table{{"class", "id", "true boxes", "AP", "AP50", "AP75", "AR"}, {}};
   for (const data::ClassResult& c : result.per_class) {
     if (c.AP >= 0) scored.push_back(&c);
-    table.rows.push_back({class_name(c), std::to_string(c.id), count_text(c.boxes), fixed_text(defined(c.AP), 4), fixed_text(defined(c.AP50), 4), fixed_text(defined(c.AP75), 4), fixed_text(defined(c.AR), 4)});
+    table.rows.push_back({class_name(c), std::to_string(c.id), count_text(c.boxes), fixed_text(defined(c.AP), 4),
+                          fixed_text(defined(c.AP50), 4), fixed_text(defined(c.AP75), 4), fixed_text(defined(c.AR), 4)});
   }
   std::stable_sort(scored.begin(), scored.end(), [](const auto* a, const auto* b) { return a->AP > b->AP; });
   std::string about = "Classes by falling AP; the pale bar behind is AP at IoU 0.5. The number is the AP.";
@@ -58,7 +59,8 @@ HtmlTable recall_table(const std::vector<double>& recall, const std::vector<Curv
 }
 
 void add_precision_recall(HtmlPage& page, const data::EvalResult& result) {
-  LineChart chart{.title = "Precision over recall at IoU 0.5", .x_label = "recall", .y_label = "precision", .curves = {}, .marks = {}, .x_whole = false, .x_range = Range{0, 1}, .y_range = Range{0, 1}};
+  LineChart chart{.title = "Precision over recall at IoU 0.5", .x_label = "recall", .y_label = "precision", .curves = {}, .marks = {}, .x_whole = false,
+                  .x_range = Range{0, 1}, .y_range = Range{0, 1}};
   LineChart scores = chart;
   scores.title = "Score at which a recall is reached, IoU 0.5";
   scores.y_label = "score";

@@ -139,7 +139,8 @@ void add_training(HtmlPage& page, const ReportData& data) {
   if (data.best_epoch >= 0) by_iou.marks.push_back({static_cast<double>(data.best_epoch), "best " + fixed_text(defined(data.best_ap), 3) + " at epoch " + std::to_string(data.best_epoch)});
   if (!data.has_ema) by_iou.curves.pop_back();
   add_curves(page, "AP by epoch", "COCO metric, validation split.", by_iou);
-  add_curves(page, "AP by size of the boxes", "Area below 32² px, up to 96² px, above.", chart("epoch", "average precision", {ap("AP_small", "small"), ap("AP_medium", "medium"), ap("AP_large", "large")}));
+  add_curves(page, "AP by size of the boxes", "Area below 32² px, up to 96² px, above.",
+             chart("epoch", "average precision", {ap("AP_small", "small"), ap("AP_medium", "medium"), ap("AP_large", "large")}));
   page.end_figures();
 
   page.section("Learning rate");
@@ -172,14 +173,14 @@ void add_training(HtmlPage& page, const ReportData& data) {
 std::string pictures_html(const ReportData& data, std::size_t room) {
   const auto image = [](const ReportPicture& picture, const std::vector<std::uint8_t>& jpeg, const std::string& what) {
     const std::string about = html_text(picture.name, 120) + ", " + what;
-    return "<div><img src=\"data:image/jpeg;base64," + base64(jpeg) + "\" width=\"" + std::to_string(picture.width) + "\" height=\"" + std::to_string(picture.height) + "\" alt=\"" + about + "\" title=\"" +
-           about + "\"/><span>" + what + "</span></div>\n";
+    return "<div><img src=\"data:image/jpeg;base64," + base64(jpeg) + "\" width=\"" + std::to_string(picture.width) + "\" height=\"" + std::to_string(picture.height) +
+           "\" alt=\"" + about + "\" title=\"" + about + "\"/><span>" + what + "</span></div>\n";
   };
   std::string out;
   for (std::size_t i = 0; i < std::min(data.pictures.size(), kMaxReportPictures); ++i) {
     const ReportPicture& p = data.pictures[i];
-    const std::string figure = "<figure><div class=\"pair\">\n" + image(p, p.truth_jpeg, "truth: " + std::to_string(p.truths)) + image(p, p.prediction_jpeg, "prediction: " + std::to_string(p.predictions)) +
-                               "</div><figcaption>" + html_text(p.name, 120) + "</figcaption></figure>\n";
+    const std::string figure = "<figure><div class=\"pair\">\n" + image(p, p.truth_jpeg, "truth: " + std::to_string(p.truths)) +
+                               image(p, p.prediction_jpeg, "prediction: " + std::to_string(p.predictions)) + "</div><figcaption>" + html_text(p.name, 120) + "</figcaption></figure>\n";
     if (out.size() + figure.size() > room) break;
     out += figure;
   }
@@ -207,7 +208,7 @@ void HtmlPage::section(std::string_view title, std::string_view about) {
 
 void HtmlPage::figure(const Figure& figure) {
   html_ += "<figure" + (figure.style.empty() ? "" : " class=\"" + figure.style + "\"") + "><figcaption><p><b>Figure " + std::to_string(++figures_) + ". " + html_text(figure.title) + "</b> " +
-           html_text(figure.about) + "</p>\n" + figure.legend + "</figcaption>\n" + figure.chart + "<div>\n" + figure.table + "</div></figure>\n";
+           html_text(figure.about) + "</p>\n" + figure.legend + "</figcaption>\n<div class=\"scroll\">\n" + figure.chart + "</div>\n<div>\n" + figure.table + "</div></figure>\n";
 }
 
 void HtmlPage::begin_figures() { html_ += "<div class=\"figures\">\n"; }
@@ -235,7 +236,8 @@ std::string html_report(const ReportData& data) {
   add_training(page, data);
   add_evaluation(page, data);
   add_data_set(page, data);
-  page.section("Pictures", data.pictures.empty() ? "There are no pictures." : "Validation pictures: true boxes dashed at the left, predictions with a score of at least " + fixed_text(data.picture_score, 2) + " at the right.");
+  page.section("Pictures", data.pictures.empty() ? "There are no pictures."
+                                                 : "Validation pictures: true boxes dashed at the left, predictions with a score of at least " + fixed_text(data.picture_score, 2) + " at the right.");
   const std::size_t used = head.size() + page.size() + warnings.size() + config.size() + kMargin;
   page.add(pictures_html(data, used < kMaxReportBytes ? kMaxReportBytes - used : 0));
   page.section("Warnings");

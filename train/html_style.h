@@ -18,9 +18,9 @@ header{padding-top:44px}
 h1{font-size:30px;line-height:1.2;margin:0;font-weight:600;letter-spacing:-.01em;overflow-wrap:anywhere}
 header p{margin:6px 0 0;color:var(--soft)}
 h2{font-size:21px;font-weight:600;margin:52px 0 4px;padding-top:14px;border-top:1px solid var(--rule)}
-section>p{margin:0 0 12px;color:var(--soft);max-width:105ch}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:1px;margin:28px 0 8px;background:var(--rule);border:1px solid var(--rule);list-style:none;padding:0}
-.cards li{background:var(--page);padding:12px 16px}
+section>p{margin:0 0 12px;color:var(--soft);max-width:110ch}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));margin:28px 1px 8px 0;list-style:none;padding:0}
+.cards li{border:1px solid var(--rule);margin:0 -1px -1px 0;padding:12px 16px}
 .cards b{display:block;font-size:25px;font-weight:600;line-height:1.25;font-variant-numeric:tabular-nums}
 .cards span,.cards small{display:block;font:12.5px/1.4 system-ui,"Liberation Sans",sans-serif;color:var(--soft)}
 .figures{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:0 40px;align-items:start}

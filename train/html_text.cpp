@@ -1,5 +1,6 @@
 #include "train/html_text.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>

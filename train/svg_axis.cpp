@@ -5,6 +5,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "runtime/error.h"
 #include "train/html_text.h"
 
 namespace detr::train {
@@ -88,6 +89,10 @@ std::string px(double value) {
   return text;
 }
 
+std::string move_to(double x, double y) { return concat('M', px(x), ' ', px(y)); }
+std::string line_to_x(double x) { return concat('H', px(x)); }
+std::string line_to_y(double y) { return concat('V', px(y)); }
+
 std::string svg_text(double x, double y, std::string_view anchor, std::string_view text, std::string_view style, const std::string& extra) {
   std::string out = "<text x=\"" + px(x) + "\" y=\"" + px(y) + "\" text-anchor=\"" + std::string(anchor) + "\"";
   if (!style.empty()) out += " class=\"" + std::string(style) + "\"";
@@ -96,18 +101,19 @@ std::string svg_text(double x, double y, std::string_view anchor, std::string_vi
 
 std::string svg_begin(double width, double height, std::string_view title) {
   const std::string name = html_text(title, 200);
-  return "<svg viewBox=\"0 0 " + px(width) + " " + px(height) + "\" style=\"max-width:" + px(width) + "px\" role=\"img\" aria-label=\"" + name + "\">\n<title>" + name + "</title>\n";
+  const std::string least = width > 640 ? ";min-width:640px" : "";   // on a small screen it scrolls rather than becoming illegible
+  return "<svg viewBox=\"0 0 " + px(width) + " " + px(height) + "\" style=\"max-width:" + px(width) + "px" + least + "\" role=\"img\" aria-label=\"" + name + "\">\n<title>" + name + "</title>\n";
 }
 
 std::string draw_bottom_axis(const PlotArea& area, const Axis& axis, std::string_view name, bool grid) {
   std::string lines, labels;
   for (std::size_t i = 0; i < axis.ticks.size(); ++i) {
     const double x = area.left + axis.place(axis.ticks[i]) * area.width();
-    lines += "M" + px(x) + " " + px(area.bottom) + "V" + px(grid ? area.top : area.bottom + 4);
+    lines += move_to(x, area.bottom) + line_to_y(grid ? area.top : area.bottom + 4);
     labels += svg_text(x, area.bottom + 17, "middle", axis.labels[i]);
   }
   std::string out = "<path class=\"" + std::string(grid ? "grid" : "axis") + "\" d=\"" + lines + "\"/>\n";
-  out += "<path class=\"axis\" d=\"M" + px(area.left) + " " + px(area.bottom) + "H" + px(area.right) + "\"/>\n" + labels;
+  out += "<path class=\"axis\" d=\"" + move_to(area.left, area.bottom) + line_to_x(area.right) + "\"/>\n" + labels;
   return out + svg_text((area.left + area.right) / 2, area.bottom + 35, "middle", std::string(name) + exponent_text(axis.exponent), "name");
 }
 
@@ -115,7 +121,7 @@ std::string draw_left_axis(const PlotArea& area, const Axis& axis, std::string_v
   std::string lines, labels;
   for (std::size_t i = 0; i < axis.ticks.size(); ++i) {
     const double y = area.bottom - axis.place(axis.ticks[i]) * area.height();
-    lines += "M" + px(area.left) + " " + px(y) + "H" + px(area.right);
+    lines += move_to(area.left, y) + line_to_x(area.right);
     labels += svg_text(area.left - 7, y + 4, "end", axis.labels[i]);
   }
   return "<path class=\"grid\" d=\"" + lines + "\"/>\n" + labels + svg_text(4, area.top - 12, "start", std::string(name) + exponent_text(axis.exponent), "name");

@@ -37,6 +37,11 @@ struct PlotArea {
 /// A length or place with one decimal at most.
 std::string px(double value);
 
+/// Path commands: to a point, and from there to an x or a y.
+std::string move_to(double x, double y);
+std::string line_to_x(double x);
+std::string line_to_y(double y);
+
 /// A <text> element; `anchor` is start, middle or end, `style` a class or empty, `extra` further attributes.
 std::string svg_text(double x, double y, std::string_view anchor, std::string_view text, std::string_view style = "", const std::string& extra = "");
 

@@ -102,7 +102,7 @@ std::string vertical_bars(const BarChart& chart) {
       out += bar(slot.begin, area.bottom - height, slot.size, height, s, about_bar(chart, s, i));
     }
   }
-  out += "<path class=\"axis\" d=\"M" + px(area.left) + " " + px(area.bottom) + "H" + px(area.right) + "\"/>\n";
+  out += "<path class=\"axis\" d=\"" + move_to(area.left, area.bottom) + line_to_x(area.right) + "\"/>\n";
   return out + svg_text((area.left + area.right) / 2, area.bottom + 35, "middle", chart.label_axis, "name") + "</svg>\n";
 }
 
@@ -149,7 +149,7 @@ std::string matrix_chart(const MatrixChart& chart) {
   std::string lines;
   for (std::size_t i = 0; i <= n; ++i) {
     const double at = cell * static_cast<double>(i);
-    lines += "M" + px(left) + " " + px(top + at) + "h" + px(side) + "M" + px(left + at) + " " + px(top) + "v" + px(side);
+    lines += move_to(left, top + at) + line_to_x(left + side) + move_to(left + at, top) + line_to_y(top + side);
   }
   return out + "<path class=\"grid\" d=\"" + lines + "\"/>\n</svg>\n";
 }

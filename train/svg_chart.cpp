@@ -46,7 +46,7 @@ std::string draw_curve(const Curve& curve, std::size_t look, const PlotArea& are
   for (std::size_t i = 0; i < points.size(); ++i) {
     const double px_x = area.left + std::clamp(x.place(points[i].x), 0.0, 1.0) * area.width();
     const double px_y = area.bottom - std::clamp(y.place(points[i].y), 0.0, 1.0) * area.height();
-    path += (points[i].gap ? "M" : "L") + px(px_x) + " " + px(px_y);
+    path += concat(points[i].gap ? 'M' : 'L', px(px_x), ' ', px(px_y));
     least = std::min(least, points[i].y);
     greatest = std::max(greatest, points[i].y);
     const bool alone = points[i].gap && (i + 1 == points.size() || points[i + 1].gap);
@@ -63,7 +63,7 @@ std::string draw_mark(const ChartMark& mark, const PlotArea& area, const Axis& x
   const double place = x.place(mark.x);
   if (!(place >= 0 && place <= 1)) return "";
   const double at = area.left + place * area.width();
-  return "<path class=\"mark\" d=\"M" + px(at) + " " + px(area.top) + "V" + px(area.bottom) + "\"><title>" + html_text(mark.text, 80) + "</title></path>\n" +
+  return "<path class=\"mark\" d=\"" + move_to(at, area.top) + line_to_y(area.bottom) + "\"><title>" + html_text(mark.text, 80) + "</title></path>\n" +
          svg_text(at + (place > 0.5 ? -5 : 5), area.bottom - 7, place > 0.5 ? "end" : "start", mark.text, "note");
 }
 

@@ -120,6 +120,10 @@ void Trainer::restore() {
     reporter_.note(concat("weights   ", options_.tuning.string(), ": ", report.matched, "/", report.tensors, " tensors, ",
                           100 * static_cast<double>(report.matched_values) / static_cast<double>(report.values), " % of the weights"));
     for (const std::string& name : report.reshaped) reporter_.note("weights   another shape, starts anew: " + name);
+  } else if (!options_.backbone.empty()) {
+    const WeightsReport report = load_backbone(options_.backbone, *store_);
+    store_->reset_ema();
+    reporter_.note(concat("weights   random; backbone: ", options_.backbone.string(), ", ", report.matched, "/", report.tensors, " tensors"));
   } else {
     reporter_.note("weights   random; backbone: random (the published recipe starts from ImageNet weights: --backbone FILE)");
   }

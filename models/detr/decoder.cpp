@@ -114,23 +114,25 @@ Variable DecoderLayer::forward(Context& ctx, const Variable& input, const Variab
   return norm3.forward(ctx, linear2.forward(ctx, activation(ctx, linear1.forward(ctx, h), Activation::relu)), h);
 }
 
-Anchors make_anchors(const std::vector<std::array<std::int64_t, 2>>& levels) {
-  Anchors anchors;
+template <class T>
+Anchors<T> make_anchors(const std::vector<std::array<std::int64_t, 2>>& levels) {
+  Anchors<T> anchors;
   for (std::size_t l = 0; l < levels.size(); ++l) {
     const auto [h, w] = levels[l];
-    const float size = 0.05F * static_cast<float>(1 << l);
+    const T size = static_cast<T>(0.05) * static_cast<T>(1 << l), half = static_cast<T>(0.5);
     for (std::int64_t y = 0; y < h; ++y) {
       for (std::int64_t x = 0; x < w; ++x) {
-        const std::array<float, 4> box = {(static_cast<float>(x) + 0.5F) / static_cast<float>(w), (static_cast<float>(y) + 0.5F) / static_cast<float>(h), size, size};
-        // Strict comparisons in float32: a first centre that rounds to 0.01 itself is outside.
-        const bool valid = std::all_of(box.begin(), box.end(), [](float v) { return v > 0.01F && v < 0.99F; });
+        const std::array<T, 4> box = {(static_cast<T>(x) + half) / static_cast<T>(w), (static_cast<T>(y) + half) / static_cast<T>(h), size, size};
+        const bool valid = std::all_of(box.begin(), box.end(), [](T v) { return v > static_cast<T>(0.01) && v < static_cast<T>(0.99); });
         anchors.valid.push_back(valid);
-        for (const float v : box) anchors.logits.push_back(valid ? std::log(v / (1 - v)) : std::numeric_limits<float>::infinity());
+        for (const T v : box) anchors.logits.push_back(valid ? std::log(v / (1 - v)) : std::numeric_limits<T>::infinity());
       }
     }
   }
   return anchors;
 }
+template Anchors<float> make_anchors<float>(const std::vector<std::array<std::int64_t, 2>>&);
+template Anchors<double> make_anchors<double>(const std::vector<std::array<std::int64_t, 2>>&);
 
 Decoder::Decoder(ParameterList& list, const std::string& name, std::int64_t in_channels, const DecoderConfig& config) : config_(config) {
   const std::int64_t d = config.hidden_dim, c = config.num_classes;
@@ -156,14 +158,15 @@ Decoder::Decoder(ParameterList& list, const std::string& name, std::int64_t in_c
     bbox_heads_.emplace_back(list, detr::concat(name, ".dec_bbox_head.", i), std::vector<std::int64_t>{d, d, d, 4}, false, true);
 }
 
-const Decoder::Cells& Decoder::cells(Context& ctx, const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype) {
+const Decoder::Cells& Decoder::cells(const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype) {
   Cells& entry = cells_[levels];
   if (!entry.logits.defined() || entry.logits.dtype() != dtype) {
-    const Anchors anchors = make_anchors(levels);
-    const auto tokens = static_cast<std::int64_t>(anchors.valid.size());
-    entry.logits = ctx.empty({tokens, 4}, dtype);
-    kernels::cast(ctx.stream(), host_tensor<float>({tokens, 4}, anchors.logits), entry.logits);
-    entry.valid = host_tensor<std::uint8_t>({tokens}, anchors.valid);
+    const auto fill_entry = [&](const auto& anchors) {
+      const auto tokens = static_cast<std::int64_t>(anchors.valid.size());
+      entry = {host_tensor({tokens, 4}, anchors.logits), host_tensor({tokens}, anchors.valid)};
+    };
+    if (dtype == DType::f64) fill_entry(make_anchors<double>(levels));
+    else fill_entry(make_anchors<float>(levels));
   }
   return entry;
 }
@@ -184,7 +187,7 @@ DecoderOutput Decoder::forward(Context& ctx, const std::vector<Variable>& maps, 
   const std::int64_t n = memory.dim(0), t = memory.dim(1), q = config_.num_queries;
   const DType dtype = memory.value().dtype();
   DETR_CHECK(t >= q, "decoder: ", q, " queries need as many feature cells, got ", t, "; use a larger image or fewer queries");
-  const Cells& grid = cells(ctx, levels, dtype);
+  const Cells& grid = cells(levels, dtype);
 
   DecoderOutput out;
   out.selected = imposed;

@@ -51,11 +51,14 @@ struct DecoderLayer {
 };
 
 /// Anchor of each token as a logit box (T, 4), +inf where the cell's box is not well inside (0, 1), and the mask of valid cells (T).
+/// Computed in T, that of the model: a first cell centre that rounds to exactly 0.01 in float is outside.
+template <class T>
 struct Anchors {
-  std::vector<float> logits;
+  std::vector<T> logits;
   std::vector<std::uint8_t> valid;
 };
-Anchors make_anchors(const std::vector<std::array<std::int64_t, 2>>& levels);
+template <class T>
+Anchors<T> make_anchors(const std::vector<std::array<std::int64_t, 2>>& levels);
 
 /// RT-DETRv2's decoder: query selection from the encoder's tokens, then layers that refine boxes.
 class Decoder {
@@ -71,7 +74,7 @@ class Decoder {
   struct Cells {
     Tensor logits, valid;   // (T, 4) in the compute dtype, (T) u8
   };
-  const Cells& cells(Context& ctx, const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype);
+  const Cells& cells(const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype);
   Variable encode_rows(Context& ctx, const Variable& memory) const;
 
   DecoderConfig config_;
