@@ -1,3 +1,5 @@
+#include <malloc.h>
+
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -143,4 +145,9 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace detr::apps
 
-int main(int argc, char** argv) { return detr::apps::run(argc, argv); }
+int main(int argc, char** argv) {
+  // Matrix products take and give back buffers of about a megabyte; without this glibc returns them to the system each time.
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  return detr::apps::run(argc, argv);
+}

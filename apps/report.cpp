@@ -35,13 +35,18 @@ std::vector<std::string> warnings_of(const fs::path& log) {
 void RunReport::write(const train::EpochRecord& record) {
   last_error_.clear();
   if (!record.evaluation) return;
-  try {
+  const auto attempt = [&](const char* what, const auto& part) {
+    try {
+      part();
+    } catch (const std::exception& error) {   // of any kind: the run's weights are worth more than its report
+      last_error_ += concat(last_error_.empty() ? "" : "; ", what, " of epoch ", record.epoch, " is not written: ", error.what());
+    }
+  };
+  attempt("eval/", [&] {
     const bool ema = config_.resolve().optimizer.use_ema;
     train::write_evaluation_files(folder_ / "eval", {record.epoch, record.step, ema ? "ema" : "model"}, *record.evaluation, trainer_.detections());
-    write_report(record);
-  } catch (const std::exception& error) {   // of any kind: the run's weights are worth more than its report
-    last_error_ = concat("report.html and eval/ of epoch ", record.epoch, " are not complete: ", error.what());
-  }
+  });
+  attempt("report.html", [&] { write_report(record); });
 }
 
 void RunReport::write_report(const train::EpochRecord& record) const {

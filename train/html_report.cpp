@@ -237,7 +237,8 @@ std::string html_report(const ReportData& data) {
   add_evaluation(page, data);
   add_data_set(page, data);
   page.section("Pictures", data.pictures.empty() ? "There are no pictures."
-                                                 : "Validation pictures: true boxes dashed at the left, predictions with a score of at least " + fixed_text(data.picture_score, 2) + " at the right.");
+                                                 : "Validation pictures: true boxes dashed at the left, predictions with a score of at least " +
+                                                       fixed_text(data.picture_score, 2) + " at the right, the best where there are many.");
   const std::size_t used = head.size() + page.size() + warnings.size() + config.size() + kMargin;
   page.add(pictures_html(data, used < kMaxReportBytes ? kMaxReportBytes - used : 0));
   page.section("Warnings");

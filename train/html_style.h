@@ -65,7 +65,8 @@ details .scroll{max-height:420px;overflow-y:auto;color:var(--ink)}
 .two{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:0 40px;align-items:start}
 .pairs{display:grid;gap:26px;margin-top:16px}
 .pairs figure{margin:0}
-.pair{display:grid;grid-template-columns:repeat(2,minmax(0,480px));gap:12px}
+.pair{display:flex;gap:12px}
+.pair div{min-width:0}
 .pair img{display:block;max-width:100%;height:auto;background:var(--panel)}
 .pair span{font:11.5px/1.7 system-ui,"Liberation Sans",sans-serif;color:var(--soft)}
 .pairs figcaption{margin:4px 0 0;font-size:13px;overflow-wrap:anywhere}

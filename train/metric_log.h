@@ -13,7 +13,7 @@ class MetricLog {
  public:
   explicit MetricLog(const std::filesystem::path& folder);
 
-  /// `row`: also write a row to steps.csv; every step feeds the means between rows.
+  /// Writes a row of this step to steps.csv if `row`, and always for the first step.
   void step(const StepRecord& record, bool row);
   void epoch(const EpochRecord& record);
 

@@ -14,6 +14,9 @@ namespace {
 constexpr std::int64_t kLongestSide = 480;
 constexpr std::size_t kMaxDrawn = 100;
 
+/// How many predictions are drawn beside so many true boxes: early in a run all queries score alike and would hide the picture.
+std::size_t most_drawn(std::size_t truths) { return std::min(kMaxDrawn, 2 * truths + 5); }
+
 /// Images in the order in which they are tried: `count` spread evenly over those with boxes, the rest of these, then the others.
 std::vector<std::size_t> candidates(const data::CocoData& coco, std::size_t count) {
   std::vector<std::size_t> with, without, order;
@@ -35,9 +38,11 @@ std::vector<std::size_t> candidates(const data::CocoData& coco, std::size_t coun
   return order;
 }
 
-data::Image shrunk(const data::Image& image, std::int64_t longest) {
-  const double scale = static_cast<double>(longest) / static_cast<double>(std::max(image.width, image.height));
-  if (scale >= 1) return image;
+/// A large picture shrunk so that its longer side is `longest`; a small one enlarged by a whole factor, so that labels do not hide it.
+data::Image fitted(const data::Image& image, std::int64_t longest) {
+  double scale = static_cast<double>(longest) / static_cast<double>(std::max(image.width, image.height));
+  if (scale > 1) scale = std::floor(scale);
+  if (scale == 1) return image;
   const auto side = [&](std::int64_t length) { return std::max<std::int64_t>(1, std::llround(static_cast<double>(length) * scale)); };
   return data::resize_bilinear(image, side(image.width), side(image.height));
 }
@@ -47,7 +52,7 @@ std::vector<std::uint8_t> small_jpeg(const data::Image& image) {
     std::vector<std::uint8_t> bytes = data::encode_jpeg(image, quality);
     if (bytes.size() <= kMaxPictureBytes) return bytes;
   }
-  return data::encode_jpeg(shrunk(image, kLongestSide / 2), 30);
+  return data::encode_jpeg(fitted(image, kLongestSide / 2), 30);
 }
 
 data::DrawnBox drawn(const std::array<double, 4>& xywh, double scale_x, double scale_y, std::int64_t label, std::string text) {
@@ -74,7 +79,7 @@ std::vector<ReportPicture> draw_report_pictures(const data::CocoData& coco, cons
     } catch (const DataError&) {
       continue;   // the loader has warned of it
     }
-    data::Image truth = shrunk(decoded, kLongestSide), prediction = truth;
+    data::Image truth = fitted(decoded, kLongestSide), prediction = truth;
     const double scale_x = static_cast<double>(truth.width) / static_cast<double>(decoded.width), scale_y = static_cast<double>(truth.height) / static_cast<double>(decoded.height);
 
     std::vector<data::DrawnBox> true_boxes, found_boxes;
@@ -87,7 +92,8 @@ std::vector<ReportPicture> draw_report_pictures(const data::CocoData& coco, cons
     std::vector<const data::Detection*>& found = by_image[record.id];
     std::erase_if(found, [&](const data::Detection* d) { return !label_of.contains(d->category_id); });
     std::stable_sort(found.begin(), found.end(), [](const auto* a, const auto* b) { return a->score < b->score; });
-    if (found.size() > kMaxDrawn) found.erase(found.begin(), found.end() - kMaxDrawn);
+    const std::size_t drawn_boxes = std::min(found.size(), most_drawn(true_boxes.size()));
+    found.erase(found.begin(), found.end() - static_cast<std::ptrdiff_t>(drawn_boxes));
     for (const data::Detection* d : found) {
       const std::size_t label = label_of[d->category_id];
       found_boxes.push_back(drawn(d->box_xywh, scale_x, scale_y, static_cast<std::int64_t>(label), coco.categories[label].name + " " + fixed_text(d->score, 2)));

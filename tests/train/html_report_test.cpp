@@ -360,13 +360,15 @@ TEST_CASE("report: pictures are drawn small, with truth and predictions", "[cpu]
   CHECK(pictures[0].truths == 2);
   CHECK(pictures[0].predictions == 1);
   CHECK(pictures[1].name == "c.png");
-  CHECK(pictures[1].width == 100);
+  CHECK(pictures[1].width == 400);
   CHECK(pictures[1].truths == 0);
   for (const ReportPicture& picture : pictures) {
     CHECK(picture.truth_jpeg.size() <= kMaxPictureBytes);
     CHECK(picture.truth_jpeg.size() > 100);
     CHECK(picture.prediction_jpeg.size() <= kMaxPictureBytes);
   }
+  detections.assign(50, {11, 3, {10, 10, 30, 20}, 0.9});
+  CHECK(draw_report_pictures(coco, folder.path(), detections, choice)[0].predictions == 9);   // 2 x 2 true boxes + 5
   choice.count = 1;
   CHECK(draw_report_pictures(coco, folder.path(), detections, choice).size() == 1);
 }
