@@ -125,6 +125,7 @@ void draw_samples(const data::CheckOptions::Split& split, const fs::path& folder
 }
 
 Outcome run_check(const CheckFlags& flags, const CommonOptions& common) {
+  if (common.config.empty() && !(common.updates.empty() && common.bare_updates.empty())) throw ConfigError("check-data reads KEY=VALUE only together with -c CONFIG");
   const Stream stream = open_stream(common);
   data::CheckOptions options;
   options.splits = splits_of(flags, common);
@@ -140,12 +141,7 @@ Outcome run_check(const CheckFlags& flags, const CommonOptions& common) {
   for (const data::Finding& f : report.findings.all()) outcome.json["findings"].push_back({{"kind", f.kind}, {"severity", severity_name(f.severity)}, {"count", f.count}, {"items", f.items}});
   for (const data::CheckReport::Split& split : report.splits) outcome.json["stats"].push_back(stats_json(split));
   if (!common.json) {
-    for (const data::Finding& f : report.findings.all()) {
-      std::string items;
-      for (const std::string& item : f.items) items += (items.empty() ? "" : "; ") + item;
-      if (f.count > static_cast<std::int64_t>(f.items.size())) items += "; ...";
-      print_line(escaped(fmt::format("{}: {} ({}): {}", severity_name(f.severity), f.kind, f.count, items)));
-    }
+    for (const std::string& line : finding_lines(report.findings)) print_line(line);
     for (const data::CheckReport::Split& split : report.splits) print_stats(split, flags.stats);
     if (report.findings.all().empty()) print_line("nothing found");
   }
@@ -158,8 +154,13 @@ Outcome run_check(const CheckFlags& flags, const CommonOptions& common) {
     data::write_fixed(options.splits[0].annotations, options.splits[0].images, options.exif, flags.fix_out, stream.pool(), changes);
     print_findings(changes, common.quiet);
   }
-  if (report.findings.has(data::Finding::Severity::error)) outcome.code = kData;
-  else if (flags.fail_on == "warning" && report.findings.has(data::Finding::Severity::warning)) outcome.code = kCheckFailed;
+  if (report.findings.has(data::Finding::Severity::error)) {
+    outcome.code = kData;
+    outcome.error = "the data set cannot be used as it is: see the errors found";
+  } else if (flags.fail_on == "warning" && report.findings.has(data::Finding::Severity::warning)) {
+    outcome.code = kCheckFailed;
+    outcome.error = "there are warnings, and --fail-on warning was asked for";
+  }
   return outcome;
 }
 
@@ -172,7 +173,7 @@ Verb add_check_data(CLI::App& app, const CommonOptions& common) {
   app.add_flag("--duplicates", flags->duplicates, "look for the same picture in two places");
   app.add_flag("--stats", flags->stats, "print statistics");
   app.add_option("--vis", flags->vis, "folder for eight drawn samples of each split");
-  app.add_option("--max-report", flags->max_report, "items of each kind")->check(CLI::NonNegativeNumber);
+  app.add_option("--max-report", flags->max_report, "items of each kind")->check(whole_number(0));
   app.add_option("--fix-out", flags->fix_out, "write a repaired copy of the annotation file");
   app.add_option("--fail-on", flags->fail_on, "error (exit 3), or warning too (exit 9)")->check(CLI::IsMember({"error", "warning"}));
   return [flags, &common] { return run_check(*flags, common); };

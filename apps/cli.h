@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -34,7 +35,8 @@ enum ExitCode {
 /// Flags that every verb has.
 struct CommonOptions {
   std::string config;                  ///< -c
-  std::vector<std::string> updates;    ///< -u, and bare KEY=VALUE at the end
+  std::vector<std::string> updates;    ///< -u
+  std::vector<std::string> bare_updates;   ///< KEY=VALUE at the end of the line; they win over -u
   std::string device = "auto";         ///< -d
   std::uint64_t seed = 0;
   bool seed_given = false;
@@ -46,6 +48,7 @@ struct CommonOptions {
 /// What a verb returns: the exit code and the members of its --json object.
 struct Outcome {
   int code = kDone;
+  std::string error;   ///< where the code says that a check failed: what failed, in one line
   nlohmann::json json = nlohmann::json::object();
 };
 
@@ -58,6 +61,11 @@ Verb add_synth(CLI::App& app, const CommonOptions& common);
 Verb add_check_data(CLI::App& app, const CommonOptions& common);
 Verb add_info(CLI::App& app, const CommonOptions& common);
 Verb add_selftest(CLI::App& app, const CommonOptions& common);
+
+/// Checks of a flag's value, so that numbers read the same everywhere (decimal, no locale) and the message says what is wanted.
+CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest = std::numeric_limits<std::int64_t>::max());
+CLI::Validator real_number(double lowest, double highest);
+CLI::Validator positive_number();
 
 /// The stream for -d and --threads. Throws DeviceError if the device asked for is not there.
 Stream open_stream(const CommonOptions& common);
@@ -78,14 +86,16 @@ void add_data_flags(CLI::App& app, DataFlags& flags);
 
 /// Version, commit and libraries, one line.
 std::string version_text();
-/// One line per finding on stderr, the first items named.
+/// The lines of finding_lines on stderr.
 void print_findings(const data::Findings& findings, bool quiet);
-/// Writes one line to stdout; a closed stdout is a StorageError where the output is the product.
+/// One line per finding, the first items named.
+std::vector<std::string> finding_lines(const data::Findings& findings);
+/// Writes one line to stdout. Throws StorageError where stdout is closed or full.
 void print_line(const std::string& line);
 /// Text with control characters escaped, for names that come from data.
 std::string escaped(const std::string& text);
 
-/// A member name and the type that holds it, for numbers that JSON cannot hold (NaN becomes null).
+/// A number for JSON, which has no NaN: null then.
 nlohmann::json number(double value);
 
 }  // namespace detr::apps

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <iostream>
+#include <optional>
 #include <regex>
 
 #include "apps/cli.h"
@@ -28,6 +30,48 @@ void print_line(const std::string& line) {
   if (!std::cout) throw StorageError("stdout: cannot be written");
 }
 
+CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest) {
+  const auto check = [=](std::string& text) {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < lowest || value > highest) {
+      return highest == std::numeric_limits<std::int64_t>::max() ? concat("wanted a whole number of at least ", lowest, ", got '", text, "'")
+                                                                 : concat("wanted a whole number from ", lowest, " to ", highest, ", got '", text, "'");
+    }
+    text = std::to_string(value);   // 010 is ten; CLI11 would read it as octal
+    return std::string();
+  };
+  return CLI::Validator(check, "", "whole number");
+}
+
+namespace {
+
+/// The number that the whole text is, or nothing.
+std::optional<double> parse_real(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+CLI::Validator real_number(double lowest, double highest) {
+  const auto check = [=](std::string& text) {
+    const std::optional<double> value = parse_real(text);
+    return value && *value >= lowest && *value <= highest ? std::string() : concat("wanted a number from ", lowest, " to ", highest, ", got '", text, "'");
+  };
+  return CLI::Validator(check, "", "number");
+}
+
+CLI::Validator positive_number() {
+  const auto check = [](std::string& text) {
+    const std::optional<double> value = parse_real(text);
+    return value && *value > 0 ? std::string() : concat("wanted a number above 0, got '", text, "'");
+  };
+  return CLI::Validator(check, "", "number");
+}
+
 Stream open_stream(const CommonOptions& common) {
   static const std::regex known("auto|cpu|cuda(:[0-9]+(,[0-9]+)*)?");
   if (!std::regex_match(common.device, known)) throw ConfigError("--device ", common.device, ": wanted cpu, cuda or cuda:0");
@@ -48,7 +92,9 @@ train::Config load_config(const CommonOptions& common, const std::string& fallba
   train::Config config = !common.config.empty() ? train::Config::load(common.config, builtin_configs())
                          : !fallback_json.empty() ? train::Config::parse(fallback_json)
                                                   : throw ConfigError("-c CONFIG is needed: a file, or r18 r34 r50m r50 r101 tiny");
-  for (const std::string& update : common.updates) config.update(update);
+  for (const auto* updates : {&common.updates, &common.bare_updates}) {
+    for (const std::string& update : *updates) config.update(update);
+  }
   if (common.seed_given) config.set("seed", std::to_string(common.seed), "--seed");
   return config;
 }
@@ -63,13 +109,19 @@ void add_data_flags(CLI::App& app, DataFlags& flags) {
 
 void print_findings(const data::Findings& findings, bool quiet) {
   if (quiet) return;
+  for (const std::string& line : finding_lines(findings)) std::cerr << line << '\n';
+}
+
+std::vector<std::string> finding_lines(const data::Findings& findings) {
+  std::vector<std::string> lines;
   for (const data::Finding& finding : findings.all()) {
     const char* severity = finding.severity == data::Finding::Severity::error ? "error" : finding.severity == data::Finding::Severity::warning ? "warning" : "note";
     std::string items;
     for (const std::string& item : finding.items) items += (items.empty() ? "" : "; ") + item;
     if (finding.count > static_cast<std::int64_t>(finding.items.size())) items += "; ...";
-    std::cerr << escaped(fmt::format("{}: {} ({}): {}", severity, finding.kind, finding.count, items)) << '\n';
+    lines.push_back(escaped(fmt::format("{}: {} ({}): {}", severity, finding.kind, finding.count, items)));
   }
+  return lines;
 }
 
 }  // namespace detr::apps

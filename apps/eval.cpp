@@ -102,7 +102,7 @@ Outcome run_eval(const EvalFlags& flags, const CommonOptions& common) {
   }
   if (result.AP < flags.require_ap) {
     outcome.code = kCheckFailed;
-    std::cerr << fmt::format("detrtrain: AP {:.4f} is below --require-ap {}\n", result.AP, flags.require_ap);
+    outcome.error = fmt::format("AP {:.4f} is below --require-ap {}", result.AP, flags.require_ap);
   }
   return outcome;
 }
@@ -115,14 +115,14 @@ Verb add_eval(CLI::App& app, const CommonOptions& common) {
   app.add_option("-r,--resume", flags->weights_file, "weights");
   app.add_option("--weights", flags->weights, "auto (those that scored best), ema or model")->check(CLI::IsMember({"auto", "ema", "model"}));
   app.add_option("--split", flags->split, "val, train or test")->check(CLI::IsMember({"val", "train", "test"}));
-  app.add_option("--batch-size", flags->batch_size, "pictures at a time")->check(CLI::PositiveNumber);
-  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(CLI::PositiveNumber);
-  app.add_option("--max-dets", flags->max_dets, "detections that count, per picture and class")->check(CLI::Range(1, 100000));
-  app.add_option("--min-score", flags->min_score, "detections below do not count");
+  app.add_option("--batch-size", flags->batch_size, "pictures at a time")->check(whole_number(1));
+  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(whole_number(1));
+  app.add_option("--max-dets", flags->max_dets, "detections that count, per picture and class")->check(whole_number(1, 100000));
+  app.add_option("--min-score", flags->min_score, "detections below do not count")->check(real_number(0, 1));
   app.add_option("--save-json", flags->save_json, "write the detections as a COCO results file");
   app.add_option("--gt", flags->truth, "annotation file, with --from-json");
   app.add_option("--from-json", flags->detections, "score this COCO results file; no model is run");
-  app.add_option("--require-ap", flags->require_ap, "exit 9 where the AP is lower");
+  app.add_option("--require-ap", flags->require_ap, "exit 9 where the AP is lower")->check(real_number(-1, 1));
   return [flags, &common] { return run_eval(*flags, common); };
 }
 

@@ -8,6 +8,7 @@
 #include "models/detr/rtdetr.h"
 #include "runtime/error.h"
 #include "runtime/safetensors.h"
+#include "runtime/text.h"
 #include "train/checkpoint.h"
 
 namespace detr::apps {
@@ -125,6 +126,13 @@ Outcome run_info(const InfoFlags& flags, const CommonOptions& common) {
     if (flags.arguments.size() != 1) throw ConfigError("info ", flags.what, " needs ", what);
     return flags.arguments[0];
   };
+  static const std::vector<std::string> kTopics = {"model", "ckpt", "config", "keys", "configs", "devices"};
+  if (flags.what.empty()) throw ConfigError("info needs one of model, ckpt FILE, config, keys [PREFIX], configs, devices");
+  if (std::find(kTopics.begin(), kTopics.end(), flags.what) == kTopics.end()) throw ConfigError("info knows no '", flags.what, "'; did you mean ", nearest_word(flags.what, kTopics), "?");
+  if (flags.what == "model" || flags.what == "config" || flags.what == "configs" || flags.what == "devices") {
+    // Bare KEY=VALUE lands here as well.
+    if (!flags.arguments.empty()) throw ConfigError("info ", flags.what, " takes no '", flags.arguments[0], "'; keys are set by -u KEY=VALUE");
+  }
   if (flags.what == "model") return info_model(common);
   if (flags.what == "ckpt") return info_checkpoint(argument("a file"), common);
   if (flags.what == "config") return info_config(common);
@@ -138,7 +146,7 @@ Outcome run_info(const InfoFlags& flags, const CommonOptions& common) {
 Verb add_info(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<InfoFlags>();
   app.remove_option(app.get_option("updates"));   // here, what follows is a file or a prefix
-  app.add_option("what", flags->what, "model, ckpt FILE, config, keys [PREFIX], configs or devices")->required()->check(CLI::IsMember({"model", "ckpt", "config", "keys", "configs", "devices"}));
+  app.add_option("what", flags->what, "model, ckpt FILE, config, keys [PREFIX], configs or devices");
   app.add_option("arguments", flags->arguments, "FILE or PREFIX");
   return [flags, &common] { return run_info(*flags, common); };
 }

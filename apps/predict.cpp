@@ -94,8 +94,8 @@ class Predictor {
     std::vector<Read> batch;
     for (std::size_t i = 0; i < pictures.size(); ++i) {
       try {
-        const auto exif = flags_.exif == "ignore" ? data::Exif::ignore : data::Exif::automatic;
-        batch.push_back({pictures[i], data::decode_image(pictures[i].file, exif).image});
+        const auto exif = flags_.exif == "ignore" ? data::Exif::ignore : data::Exif::automatic;   // no json states a size: automatic turns
+        batch.push_back({pictures[i], data::decode_image(pictures[i].file, exif, 0, 0, loaded_.config.limits).image});
       } catch (const DataError& error) {
         if (flags_.bad_images == "stop") throw;
         std::cerr << escaped(concat("warning: left out: ", error.what())) << '\n';
@@ -185,9 +185,9 @@ Verb add_predict(CLI::App& app, const CommonOptions& common) {
   app.add_option("-r,--resume", flags->weights_file, "weights")->required();
   app.add_option("--weights", flags->weights, "auto (those that scored best), ema or model")->check(CLI::IsMember({"auto", "ema", "model"}));
   app.add_option("--input", flags->input, "pictures, folders of pictures, or .txt lists of pictures")->required();
-  app.add_option("--conf", flags->conf, "lowest score of a detection")->check(CLI::Range(0.0, 1.0));
-  app.add_option("--batch-size", flags->batch_size, "pictures at a time")->check(CLI::PositiveNumber);
-  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(CLI::PositiveNumber);
+  app.add_option("--conf", flags->conf, "lowest score of a detection")->check(real_number(0, 1));
+  app.add_option("--batch-size", flags->batch_size, "pictures at a time")->check(whole_number(1));
+  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(whole_number(1));
   app.add_option("--save-json", flags->save_json, "write the detections as a COCO results file");
   app.add_option("--vis", flags->vis, "folder for pictures with boxes");
   app.add_option("--save-txt", flags->save_txt, "folder for YOLO text files");

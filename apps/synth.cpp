@@ -14,14 +14,15 @@ Verb add_synth(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<Flags>();
   data::SynthOptions& o = flags->options;
   app.add_option("--out", flags->out, "new or empty folder")->required();
-  app.add_option("--images", o.images, "pictures of both splits");
-  app.add_option("--val-share", o.val_share, "share of them for validation");
-  app.add_option("--classes", o.classes, "classes");
+  for (const char* unused : {"--config", "--update", "updates"}) app.remove_option(app.get_option(unused));   // no configuration is read here
+  app.add_option("--images", o.images, "pictures of both splits")->check(whole_number(2));
+  app.add_option("--val-share", o.val_share, "share of them for validation")->check(real_number(0, 1));
+  app.add_option("--classes", o.classes, "classes")->check(whole_number(1));
   app.add_option("--size", flags->size, "HxW in pixels, or one number");
   app.add_flag("--vary-size", o.vary_size, "sides within 25 % of --size");
-  app.add_option("--max-boxes", o.max_boxes, "most boxes in a picture");
-  app.add_option("--empty-frac", o.empty_share, "share of pictures without boxes");
-  app.add_option("--crowd-frac", o.crowd_share, "share of pictures with a crowd region");
+  app.add_option("--max-boxes", o.max_boxes, "most boxes in a picture")->check(whole_number(1));
+  app.add_option("--empty-frac", o.empty_share, "share of pictures without boxes")->check(real_number(0, 1));
+  app.add_option("--crowd-frac", o.crowd_share, "share of pictures with a crowd region")->check(real_number(0, 1));
   app.add_option("--bad", o.fault, "fault to write into the training annotations, for tests");
   return [flags, &common] {
     data::SynthOptions options = flags->options;

@@ -1,6 +1,7 @@
 #pragma once
 #include <initializer_list>
 #include <span>
+#include <vector>
 
 #include "autograd/tape.h"
 #include "runtime/random.h"
@@ -17,10 +18,22 @@ class Context {
   Tape* tape() const { return tape_; }
   bool training() const { return training_; }
   /// The same without a tape: what is computed in it is constant.
-  Context without_tape() const { return {stream_, nullptr, training_}; }
+  Context without_tape() const {
+    Context context(stream_, nullptr, training_);
+    context.made = made;
+    return context;
+  }
 
-  Tensor empty(const Shape& shape, DType dtype) const { return stream_.empty(shape, dtype); }
-  Tensor empty_like(const Tensor& tensor) const { return stream_.empty_like(tensor); }
+  /// Where each tensor that is made in this context is listed, in order, null for nowhere (a debugging aid). Two passes over one
+  /// model list tensors of the same shapes.
+  std::vector<Tensor>* made = nullptr;
+
+  Tensor empty(const Shape& shape, DType dtype) const {
+    Tensor tensor = stream_.empty(shape, dtype);
+    if (made) made->push_back(tensor);
+    return tensor;
+  }
+  Tensor empty_like(const Tensor& tensor) const { return empty(tensor.shape(), tensor.dtype()); }
 
   /// A parameter, or its rows [begin, end), as a variable.
   Variable leaf(const Parameter& parameter);

@@ -150,17 +150,17 @@ void write_safetensors(const fs::path& file, std::span<const NamedTensor> tensor
 
 SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
   const auto refuse = [&](auto... parts) { throw StorageError(file.string(), ": ", parts...); };
-  const FileHandle handle(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
-  if (handle.get() < 0) refuse("cannot be opened: ", std::strerror(errno));
+  handle_ = FileHandle(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (handle_.get() < 0) refuse("cannot be opened: ", std::strerror(errno));
   struct stat info {};
-  if (::fstat(handle.get(), &info) != 0 || !S_ISREG(info.st_mode)) refuse("is not a regular file");
+  if (::fstat(handle_.get(), &info) != 0 || !S_ISREG(info.st_mode)) refuse("is not a regular file");
   const std::int64_t size = info.st_size;
   if (size < 8) refuse("has ", size, " bytes, too few for a safetensors file");
   std::uint64_t length = 0;
-  read_all(handle.get(), std::as_writable_bytes(std::span(&length, 1)), 0, file);
+  read_all(handle_.get(), std::as_writable_bytes(std::span(&length, 1)), 0, file);
   if (length > static_cast<std::uint64_t>(kMaxHeader) || static_cast<std::int64_t>(length) > size - 8) refuse("header of ", length, " bytes in a file of ", size, ": torn, or no safetensors file");
   std::string text(length, '\0');
-  read_all(handle.get(), std::as_writable_bytes(std::span(text.data(), text.size())), 8, file);
+  read_all(handle_.get(), std::as_writable_bytes(std::span(text.data(), text.size())), 8, file);
   if (text.empty() || text[0] != '{') refuse("the header is no JSON object: torn, or no safetensors file");
   NoDuplicates duplicates;
   const json header = json::parse(text, std::ref(duplicates), false);
@@ -222,11 +222,9 @@ Tensor SafetensorsFile::read(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw StorageError(file_.string(), ": no tensor ", name);
   const Entry& entry = found->second;
-  const FileHandle handle(::open(file_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (handle.get() < 0) throw StorageError(file_.string(), ": cannot be opened: ", std::strerror(errno));
   const auto load = [&](Tensor into) {
     const std::span<std::byte> bytes(static_cast<std::byte*>(into.raw()), static_cast<std::size_t>(into.bytes()));
-    read_all(handle.get(), bytes, static_cast<std::size_t>(data_start_ + entry.begin), file_);
+    read_all(handle_.get(), bytes, static_cast<std::size_t>(data_start_ + entry.begin), file_);
     const auto wanted = metadata_.find("hash." + name);
     if (wanted != metadata_.end() && wanted->second != hex(hash_bytes(bytes))) throw StorageError(file_.string(), ": tensor ", name, " is damaged: its hash does not fit");
     return into;

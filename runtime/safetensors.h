@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/files.h"
 #include "runtime/tensor.h"
 
 namespace detr {
@@ -48,6 +49,7 @@ class SafetensorsFile {
   };
 
   std::filesystem::path file_;
+  FileHandle handle_;   // kept open: where the file is replaced meanwhile, the old one is read to the end
   std::int64_t data_start_ = 0;
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;

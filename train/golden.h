@@ -25,8 +25,14 @@ struct GoldenReport {
   bool passed(double tolerance) const { return faults.empty() && largest() <= tolerance; }
 };
 
-/// Runs a file of recorded values (train_*, eval_* or optim_*) in f32 or f64. In f32 the file's top-k indices are imposed where it
-/// has them, since rounding may swap near ties. Throws DataError if the file is not such a case.
+/// Runs a file of recorded values (train_*, eval_* or optim_*) in f32 or f64. A train_* file lists all gradients unless it says
+/// "partial": true.
+///
+/// In f32 the file's top-k indices are imposed where it has them, since rounding may swap near ties, and a training case is checked in
+/// two parts: the f32 forward against the file (losses, outputs, features, statistics) and, tensor by tensor, against our f64 forward
+/// ("intermediates"); then the f32 backward, started from the f64 forward's values, against the file's gradients. A gradient of an
+/// unaided f32 step is no measure: a sign before a ReLU or a sampled cell that flips in the last bit moves some gradients by several
+/// percent of their largest value, in the reference as well. Throws DataError if the file is not such a case.
 GoldenReport run_golden(const std::filesystem::path& file, DType dtype, const Stream& stream);
 
 /// The recorded cases of a folder, by name. Throws DataError if there are none.

@@ -1,0 +1,277 @@
+#include "train/trainer.h"
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "data/synth.h"
+#include "tests/support.h"
+#include "tests/tiny_model.h"
+#include "train/metric_log.h"
+
+using namespace detr;
+using namespace detr::test;
+using namespace detr::train;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Writes log.txt and keeps the rest; may set the stop flag.
+class Recorder final : public Reporter {
+ public:
+  explicit Recorder(const fs::path& folder) : log_(folder) {}
+  void note(const std::string& line) override { notes.push_back(line); }
+  void warning(const std::string& line) override { warnings.push_back(line); }
+  void step(const StepRecord& record) override {
+    steps.push_back(record);
+    log_.step(record, true);
+    if (record.step == stop_at_step) stop = true;
+  }
+  void evaluating(std::int64_t, std::int64_t) override {
+    if (stop_in_evaluation) stop = true;
+  }
+  void epoch(const EpochRecord& record) override {
+    epochs.push_back(record);
+    log_.epoch(record);
+  }
+  void saved(const std::string& file, std::int64_t) override { files.push_back(file); }
+
+  std::vector<std::string> notes, warnings, files;
+  std::vector<StepRecord> steps;
+  std::vector<EpochRecord> epochs;
+  std::atomic<bool> stop{false};
+  std::int64_t stop_at_step = -1;
+  bool stop_in_evaluation = false;
+
+ private:
+  MetricLog log_;
+};
+
+/// Nine training and three validation pictures of 64 pixels; two epochs of three steps.
+struct Project {
+  TempDir dir;
+  SplitData train, val;
+  RunConfig config;
+
+  Project() {
+    data::SynthOptions synth;
+    synth.out = dir / "data";
+    synth.images = 12;
+    synth.val_share = 0.25;
+    synth.classes = 2;
+    synth.height = synth.width = 64;
+    synth.max_boxes = 3;
+    synth.empty_share = 0.2;
+    data::make_synthetic(synth);
+    train = read("train");
+    val = read("val");
+    config.model = tiny_config();
+    config.epochs = 2;
+    config.seed = 4;
+    config.train.transforms = data::training_transforms(64, 64);
+    config.train.policy = {1, {"RandomZoomOut"}};
+    config.train.batch_size = 3;
+    config.train.num_workers = 1;
+    config.train.scales = {64, 96};
+    config.train.scales_stop_epoch = 1;
+    config.val.transforms = data::evaluation_transforms(64, 64);
+    config.val.batch_size = 2;
+    config.val.num_workers = 1;
+    config.num_top_queries = 12;
+    config.optimizer.lr = 1e-3;
+  }
+
+  SplitData read(const std::string& split) const {
+    data::Findings findings;
+    const auto coco = std::make_shared<data::CocoData>(data::read_coco(dir / "data" / "annotations" / ("instances_" + split + ".json"), findings));
+    return {coco, dir / "data" / "images" / split};
+  }
+
+  /// Options of a run in the folder `name`.
+  RunOptions options(const std::string& name, const fs::path& resume = {}) const {
+    RunOptions options;
+    options.train = train;
+    options.val = val;
+    options.output_dir = dir / name;
+    fs::create_directories(options.output_dir);
+    options.resume = resume;
+    options.config_json = "{}";
+    options.version = "test";
+    return options;
+  }
+  fs::path last(const std::string& name) const { return dir / name / "last.safetensors"; }
+};
+
+RunSummary run(const RunConfig& config, const RunOptions& options, Recorder& recorder, int threads = 1) {
+  Trainer trainer(config, options, Stream::cpu(threads), recorder);
+  return trainer.run(recorder.stop);
+}
+
+/// What log.txt holds of each epoch but times and the last epoch's raw AP.
+std::string losses_of(const fs::path& folder) {
+  std::istringstream lines(read_text(folder / "log.txt"));
+  std::string text, line;
+  while (std::getline(lines, line)) {
+    const auto object = nlohmann::ordered_json::parse(line);
+    for (const auto& [key, value] : object.items()) {
+      if (key.starts_with("train_l") || key == "epoch" || key == "step" || key == "test_coco_eval_bbox") text += key + " " + value.dump() + "\n";
+    }
+  }
+  return text;
+}
+
+bool contains(const std::vector<std::string>& lines, const std::string& text) {
+  for (const std::string& line : lines) {
+    if (line.find(text) != std::string::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("trainer: stopping and going on equals not stopping", "[cpu]") {
+  const Project project;
+  Recorder straight(project.dir / "straight");
+  const RunSummary wanted = run(project.config, project.options("straight"), straight);
+  REQUIRE(wanted.end == RunEnd::finished);
+  CHECK(wanted.state.step == 6);
+  CHECK(wanted.state.epoch == 2);
+  CHECK(wanted.state.skipped == 0);
+  REQUIRE(straight.epochs.size() == 2);
+  CHECK(straight.epochs[0].evaluation.has_value());
+  CHECK_FALSE(straight.epochs[0].raw_evaluation.has_value());
+  CHECK(straight.epochs[1].raw_evaluation.has_value());
+  CHECK(fs::exists(project.dir / "straight" / "best.safetensors"));
+  CHECK(wanted.state.best_ap >= 0);
+  const std::string log = losses_of(project.dir / "straight");
+  CHECK_FALSE(log.empty());
+
+  SECTION("a finished run has nothing to do") {
+    Recorder again(project.dir / "straight");
+    const RunSummary summary = run(project.config, project.options("straight", project.last("straight")), again);
+    CHECK(summary.end == RunEnd::already_finished);
+    CHECK(summary.hash == wanted.hash);
+    CHECK(again.steps.empty());
+  }
+  SECTION("threads") {
+    Recorder recorder(project.dir / "threads");
+    CHECK(run(project.config, project.options("threads"), recorder, 2).hash == wanted.hash);
+    CHECK(losses_of(project.dir / "threads") == log);
+  }
+  SECTION("stopped after a step; 3 is an epoch's end") {
+    for (const std::int64_t step : {1, 3, 5}) {
+      CAPTURE(step);
+      const std::string name = concat("stop", step);
+      Recorder first(project.dir / name);
+      first.stop_at_step = step;
+      const RunSummary stopped = run(project.config, project.options(name), first);
+      CHECK(stopped.end == RunEnd::stopped);
+      CHECK(stopped.state.step == step);
+      CHECK(first.epochs.size() == (step > 3 ? 1 : 0));
+      Recorder second(project.dir / name);
+      const RunSummary summary = run(project.config, project.options(name, project.last(name)), second);
+      CHECK(summary.end == RunEnd::finished);
+      CHECK(summary.hash == wanted.hash);
+      CHECK(losses_of(project.dir / name) == log);
+      CHECK(summary.state.best_ap == wanted.state.best_ap);
+      CHECK(second.steps.front().step == step + 1);
+      CHECK(contains(second.notes, concat("resumed   ", project.last(name).string(), " at step ", step)));
+    }
+  }
+  SECTION("stopped within an evaluation") {
+    Recorder first(project.dir / "eval");
+    first.stop_in_evaluation = true;
+    CHECK(run(project.config, project.options("eval"), first).end == RunEnd::stopped);
+    CHECK(first.epochs.empty());
+    Recorder second(project.dir / "eval");
+    CHECK(run(project.config, project.options("eval", project.last("eval")), second).hash == wanted.hash);
+    REQUIRE(second.epochs.size() == 2);
+    CHECK(second.epochs[0].evaluation.has_value());
+    CHECK(losses_of(project.dir / "eval") == log);
+  }
+  SECTION("a limit of steps") {
+    RunOptions options = project.options("limit");
+    options.max_steps = 4;
+    Recorder first(project.dir / "limit");
+    const RunSummary part = run(project.config, options, first);
+    CHECK(part.end == RunEnd::finished);
+    CHECK(part.state.step == 4);
+    CHECK(contains(first.notes, "stopped at step 4 by the step limit, within epoch 1: not evaluated"));
+    Recorder second(project.dir / "limit");
+    CHECK(run(project.config, project.options("limit", project.last("limit")), second).hash == wanted.hash);
+    CHECK(losses_of(project.dir / "limit") == log);
+  }
+}
+
+TEST_CASE("trainer: a set without any box trains", "[cpu]") {
+  Project project;
+  const auto empty = std::make_shared<data::CocoData>(*project.train.coco);
+  empty->annotations.clear();
+  for (data::ImageRecord& image : empty->images) image.first = image.count = 0;
+  project.train.coco = empty;
+  project.val = {};
+  project.config.epochs = 1;
+  Recorder recorder(project.dir / "out");
+  const RunSummary summary = run(project.config, project.options("out"), recorder);
+  CHECK(summary.end == RunEnd::finished);
+  CHECK(summary.state.skipped == 0);
+  CHECK(recorder.warnings.empty());
+  REQUIRE(recorder.epochs.size() == 1);
+  CHECK(recorder.epochs[0].loss > 0);
+  CHECK_FALSE(recorder.epochs[0].evaluation.has_value());
+
+  project.config.drop_empty = true;
+  expect_throws<DataError>([&] { run(project.config, project.options("none"), recorder); }, "there is nothing to train on: no images with boxes");
+}
+
+TEST_CASE("trainer: too many steps that are not finite end the run", "[cpu]") {
+  Project project;
+  project.config.optimizer.lr = 1e30;
+  project.config.optimizer.clip_max_norm = 0;
+  project.config.warmup_steps = 0;
+  project.config.max_skips = 2;
+  Recorder recorder(project.dir / "out");
+  expect_throws<Diverged>([&] { run(project.config, project.options("out"), recorder); }, "3 such steps in a row");
+  CHECK(contains(recorder.warnings, " is not finite (loss "));
+  CHECK(contains(recorder.warnings, "; images "));
+  CHECK(contains(recorder.warnings, "; skipped"));
+}
+
+TEST_CASE("trainer: other classes, frozen parts, weights to start from", "[cpu]") {
+  Project project;
+  project.config.epochs = 1;
+  Recorder recorder(project.dir / "a");
+  run(project.config, project.options("a"), recorder);
+  CHECK(contains(recorder.notes, "weights   random; backbone: random"));
+
+  Project renamed;
+  const auto other = std::make_shared<data::CocoData>(*renamed.train.coco);
+  other->categories[0].name = "something else";
+  renamed.train.coco = other;
+  expect_throws<DataError>([&] { run(renamed.config, renamed.options("b", project.last("a")), recorder); }, "was trained on other classes");
+
+  RunOptions options = project.options("c");
+  options.tuning = project.dir / "a" / "best.safetensors";
+  options.freeze = {"^backbone\\."};
+  Recorder frozen(project.dir / "c");
+  Trainer trainer(project.config, options, Stream::cpu(1), frozen);
+  CHECK(contains(frozen.notes, "100 % of the weights"));
+  const Parameter& stem = trainer.model().parameters().find("backbone.conv1.conv1_1.conv.weight");
+  const Parameter& head = trainer.model().parameters().find("decoder.enc_score_head.weight");
+  CHECK_FALSE(stem.trainable());
+  const std::vector<double> stem_before = values_of(stem.value()), head_before = values_of(head.value());
+  trainer.run(frozen.stop);
+  CHECK(values_of(stem.value()) == stem_before);
+  CHECK(values_of(head.value()) != head_before);
+}
+
+TEST_CASE("trainer: no better AP for a while ends the run", "[cpu]") {
+  Project project;
+  project.config.epochs = 6;
+  project.config.patience = 1;
+  project.config.optimizer.lr = 0;
+  Recorder recorder(project.dir / "out");
+  const RunSummary summary = run(project.config, project.options("out"), recorder);
+  CHECK(summary.end == RunEnd::finished);
+  CHECK(summary.state.epoch == 2);   // the first evaluation is the best, the second brings the same
+  CHECK(contains(recorder.notes, "no better AP in 1 evaluations: done"));
+}
