@@ -75,7 +75,7 @@ CLI::Validator positive_number() {
 Stream open_stream(const CommonOptions& common) {
   static const std::regex known("auto|cpu|cuda(:[0-9]+(,[0-9]+)*)?");
   if (!std::regex_match(common.device, known)) throw ConfigError("--device ", common.device, ": wanted cpu, cuda or cuda:0");
-  if (common.device.starts_with("cuda")) throw DeviceError("this build has no CUDA code; -d cpu");
+  if (common.device.starts_with("cuda")) throw DeviceError("--device ", common.device, ": this build has no kernels for CUDA devices; -d cpu");
   return Stream::cpu(common.threads);
 }
 

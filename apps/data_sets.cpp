@@ -24,6 +24,12 @@ data::DataPlace place_of(const DataFlags& flags, const train::RunConfig& config,
 
 }  // namespace
 
+Tell tell_stderr(bool quiet) {
+  return [quiet](const std::string& line) {
+    if (!quiet) std::cerr << line << '\n';
+  };
+}
+
 void apply_data_flags(const DataFlags& flags, train::Config& config) {
   const auto text = [](const std::string& value) { return nlohmann::json(value).dump(); };
   if (!flags.exif.empty()) config.set("data.exif", text(flags.exif), "--exif");
@@ -35,7 +41,7 @@ bool has_split(const DataFlags& flags, const train::RunConfig& config, const std
   return !place.annotations.empty() || (!place.folder.empty() && data::has_split(place, split));
 }
 
-train::SplitData open_split(const DataFlags& flags, const train::RunConfig& config, const std::string& split, bool for_training, const Stream& stream, bool quiet) {
+train::SplitData open_split(const DataFlags& flags, const train::RunConfig& config, const std::string& split, bool for_training, const Stream& stream, const Tell& tell) {
   const data::DataPlace place = place_of(flags, config, split);
   if (place.folder.empty() && place.annotations.empty()) throw DataError("no ", split, " data: --data DIR, or --ann ", split, "=FILE --images ", split, "=DIR");
   data::Findings findings;
@@ -46,12 +52,10 @@ train::SplitData open_split(const DataFlags& flags, const train::RunConfig& conf
   options.limits = config.limits;
   options.unusable = !for_training ? data::Unusable::keep : config.bad_images == data::BadImages::skip ? data::Unusable::drop : data::Unusable::refuse;
   data::prepare_for_training(found.data, found.images, options, stream.pool(), findings);
-  print_findings(findings, quiet);
-  if (!quiet) {
-    const data::DataStats stats = data::data_stats(found.data);
-    std::cerr << concat("data      ", split, " ", stats.images, " images, ", stats.trainable, " boxes, ", stats.background, " background, ", stats.crowd, " crowd; most in one image ",
-                        stats.most_per_image, ", p99 ", stats.p99_per_image) << '\n';
-  }
+  for (const std::string& line : finding_lines(findings)) tell(line);
+  const data::DataStats stats = data::data_stats(found.data);
+  tell(concat("data      ", split, " ", stats.images, " images, ", stats.trainable, " boxes, ", stats.background, " background, ", stats.crowd, " crowd; most in one image ",
+              stats.most_per_image, ", p99 ", stats.p99_per_image));
   return {std::make_shared<const data::CocoData>(std::move(found.data)), found.images};
 }
 

@@ -49,7 +49,7 @@ std::vector<data::Detection> run_model(const EvalFlags& flags, const CommonOptio
     loaded.config.model.decoder.num_classes = classes;
   }
   apply_data_flags(flags.data, loaded.config_tree);
-  split = open_split(flags.data, loaded.config_tree.resolve(), flags.split, false, stream, common.quiet);
+  split = open_split(flags.data, loaded.config_tree.resolve(), flags.split, false, stream, tell_stderr(common.quiet));
   expect_same_classes(split.coco->file.string(), split.coco->categories, flags.weights_file, loaded.classes);
   data::LoaderOptions options;
   options.evaluation = true;

@@ -1,5 +1,8 @@
 #include <malloc.h>
 
+#include <fcntl.h>
+
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -45,33 +48,66 @@ std::vector<std::string> normalised(int argc, char** argv) {
 void add_common(CLI::App& app, CommonOptions& common) {
   app.add_option("-c,--config", common.config, "configuration: a file, or r18 r34 r50m r50 r101 tiny");
   app.add_option("-u,--update", common.updates, "KEY=VALUE of the configuration; repeatable")->take_all()->allow_extra_args(false);
-  app.add_option("updates", common.updates, "bare KEY=VALUE at the end of the line");
+  app.add_option("updates", common.bare_updates, "bare KEY=VALUE at the end of the line");
   app.add_option("-d,--device", common.device, "cpu, cuda, cuda:0; default: a GPU if there is one");
-  app.add_option("--seed", common.seed, "seed of all random numbers")->each([&common](const std::string&) { common.seed_given = true; });
-  app.add_option("--threads", common.threads, "compute threads; default: all CPUs this process may use")->check(CLI::Range(1, 4096));
+  app.add_option("--seed", common.seed, "seed of all random numbers")->check(whole_number(0))->each([&common](const std::string&) { common.seed_given = true; });
+  app.add_option("--threads", common.threads, "compute threads; default: all CPUs this process may use")->check(whole_number(1, 4096));
   app.add_flag("--json", common.json, "one JSON object on stdout, nothing else");
   app.add_flag("-q,--quiet", common.quiet, "no progress, no notes");
   app.add_flag("-v,--verbose", common.verbose, "more detail");
   app.add_option("--log-style", common.log_style, "bar, lines or classic; default: bar on a terminal")->check(CLI::IsMember({"auto", "bar", "lines", "classic"}));
 }
 
-/// The flag of the subcommand nearest to an unknown argument.
-std::string nearest_flag(const CLI::App& app, const std::string& unknown) {
-  std::vector<std::string> names;
+/// Of an option that takes one value (or a switch) and was given more than once: its name; else empty.
+std::string given_twice(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
+    if (option->get_expected_max() <= 1 && option->get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll && option->count() > 1) return option->get_name();
+  }
+  return {};
+}
+
+/// What is wrong with the arguments of a verb, in our words: CLI11's own name no near flags.
+std::string usage_error(const CLI::App& verb, const CLI::ParseError& error) {
+  const std::string twice = given_twice(verb);
+  if (!twice.empty()) return twice + " is given more than once; give it once";
+  const std::vector<std::string> rest = verb.remaining();
+  if (!dynamic_cast<const CLI::ExtrasError*>(&error) || rest.empty()) return error.what();
+  if (!rest[0].starts_with('-')) return concat("unexpected argument '", rest[0], "'");
+  std::vector<std::string> names;
+  for (const CLI::Option* option : verb.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   }
-  return nearest_word(unknown.substr(0, unknown.find('=')), names);
+  const std::string unknown = rest[0].substr(0, rest[0].find('='));
+  return concat("unknown flag ", unknown, "; did you mean ", nearest_word(unknown, names), "?");
 }
+
+/// The first of `verbs` that is meant, or what is wrong with the words before the verb.
+std::string missing_verb(const std::vector<std::string>& arguments, const std::vector<std::string>& verbs) {
+  const auto word = std::find_if(arguments.begin(), arguments.end(), [](const std::string& a) { return !a.starts_with('-'); });
+  if (word == arguments.end()) return "a command is needed: " + CLI::detail::join(verbs, ", ");
+  if (std::find(verbs.begin(), verbs.end(), *word) != verbs.end()) return concat("flags come after the command: detrtrain ", *word, " ", arguments[0], " ...");
+  return concat("unknown command '", *word, "'; did you mean ", nearest_word(*word, verbs), "?");
+}
+
+std::string dump(const nlohmann::json& object) { return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); }   // names from data may be no UTF-8
 
 int report(const std::string& verb, bool json, int code, const std::string& text) {
   const std::string line = escaped(text);
   std::cerr << "detrtrain: error: " << line << std::endl;
-  if (json) std::cout << nlohmann::json{{"command", verb}, {"version", version_text()}, {"exit", code}, {"error", line}}.dump() << std::endl;
+  if (json) std::cout << dump({{"command", verb}, {"version", version_text()}, {"exit", code}, {"error", line}}) << std::endl;
   return code;
 }
 
+/// A standard stream that is closed stays useless: without this, the next file that is opened would get its number, and messages
+/// would be written into that file.
+void hold_standard_descriptors() {
+  for (const int descriptor : {0, 1, 2}) {
+    if (::fcntl(descriptor, F_GETFD) == -1 && ::open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY) != descriptor) std::_Exit(kBug);
+  }
+}
+
 int run(int argc, char** argv) {
+  hold_standard_descriptors();
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Trains, evaluates and runs detection transformers (RT-DETRv2).", "detrtrain");
   app.set_version_flag("--version", version_text);
@@ -97,12 +133,14 @@ int run(int argc, char** argv) {
     add_common(*sub, common);
     actions[entry.name] = entry.add(*sub, common);
   }
-  std::vector<std::string> arguments = normalised(argc, argv);
-  std::reverse(arguments.begin(), arguments.end());   // CLI11 takes them last first
+  const std::vector<std::string> arguments = normalised(argc, argv);
+  const bool json = std::find(arguments.begin(), arguments.end(), "--json") != arguments.end();   // known even where the rest cannot be parsed
   std::string verb;
   try {
-    app.parse(arguments);
-    verb = app.get_subcommands().front()->get_name();
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));   // CLI11 takes them last first
+    const CLI::App* parsed = app.get_subcommands().front();
+    verb = parsed->get_name();
+    if (!given_twice(*parsed).empty()) throw CLI::ArgumentMismatch(given_twice(*parsed));   // CLI11 lets a switch repeat
   } catch (const CLI::CallForHelp&) {
     const auto parsed = app.get_subcommands();
     std::cout << (parsed.empty() ? app.help() : parsed.front()->help());
@@ -111,34 +149,26 @@ int run(int argc, char** argv) {
     std::cout << version_text() << std::endl;
     return kDone;
   } catch (const CLI::ParseError& error) {
-    std::string text = error.what();
     const auto parsed = app.get_subcommands();
+    std::vector<std::string> names;
+    for (const Entry& entry : kVerbs) names.push_back(entry.name);
     if (!parsed.empty()) verb = parsed.front()->get_name();
-    for (int i = 1; i < argc; ++i) {
-      const std::string argument = argv[i];
-      if (!parsed.empty() && argument.starts_with("--") && text.find(argument.substr(0, argument.find('='))) != std::string::npos) {
-        const std::string nearest = nearest_flag(*parsed.front(), argument);
-        if (!nearest.empty() && nearest != argument) text += "; did you mean " + nearest + "?";
-        break;
-      }
-    }
-    if (parsed.empty() && argc > 1 && argv[1][0] != '-') {
-      std::vector<std::string> names;
-      for (const Entry& entry : kVerbs) names.push_back(entry.name);
-      text = concat("unknown command '", argv[1], "'; did you mean ", nearest_word(argv[1], names), "?");
-    }
-    return report(verb, common.json, kUsage, text + " (detrtrain " + (verb.empty() ? "" : verb + " ") + "--help)");
+    const std::string text = parsed.empty() ? missing_verb(arguments, names) : usage_error(*parsed.front(), error);
+    return report(verb, json, kUsage, text + " (detrtrain " + (verb.empty() ? "" : verb + " ") + "--help)");
   }
   try {
-    Outcome outcome = actions.at(verb)();
+    const Outcome outcome = actions.at(verb)();
+    const std::string error = escaped(outcome.error);
+    if (!error.empty()) std::cerr << "detrtrain: error: " << error << std::endl;
     if (common.json) {
       nlohmann::json object = {{"command", verb}, {"version", version_text()}, {"exit", outcome.code}, {"error", nullptr}};
+      if (!error.empty()) object["error"] = error;
       object.update(outcome.json);
-      print_line(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      print_line(dump(object));
     }
     return outcome.code;
   } catch (const std::exception& error) {
-    return report(verb, common.json, code_of(error), dynamic_cast<const std::bad_alloc*>(&error) ? "out of host memory" : error.what());
+    return report(verb, json, code_of(error), dynamic_cast<const std::bad_alloc*>(&error) ? "out of host memory" : error.what());
   }
 }
 

@@ -34,7 +34,7 @@ std::size_t terminal_width() {
 std::string bar_text(const train::StepRecord& r) {
   constexpr int kCells = 16;
   const auto filled = static_cast<std::size_t>(r.epoch_step * kCells / std::max<std::int64_t>(r.steps_per_epoch, 1));
-  return fmt::format("epoch {}/{} [{}{}] {}/{}  loss {:.2f} (vfl {:.2f} l1 {:.2f} giou {:.2f})  {:.1f} img/s  data {:.0f}%  {:.1f} GiB  eta {}", r.epoch + 1, r.epochs,
+  return fmt::format("epoch {}/{} [{}{}] {}/{}  loss {:.2f} (vfl {:.2f} l1 {:.2f} giou {:.2f})  {:.1f} img/s  data {:.0f}%  {:.1f} GiB  eta {}", r.epoch, r.epochs,
                      std::string(filled, '#'), std::string(kCells - filled, '-'), r.epoch_step, r.steps_per_epoch, r.loss, term(r.terms, "loss_vfl"), term(r.terms, "loss_bbox"),
                      term(r.terms, "loss_giou"), r.images_per_s, r.seconds > 0 ? 100 * r.data_wait_s / r.seconds : 0, static_cast<double>(r.rss_bytes) / kGiB, duration_text(r.eta_s));
 }
@@ -43,13 +43,6 @@ std::string line_text(const train::StepRecord& r) {
   return fmt::format("step {} epoch {} {}/{} loss {:.4f} vfl {:.4f} bbox {:.4f} giou {:.4f} lr {:.2e} grad {:.3g} img/s {:.1f} data {:.3f} mem {:.2f}GiB rss {:.2f}GiB skipped {} eta {}", r.step, r.epoch,
                      r.epoch_step, r.steps_per_epoch, r.loss, term(r.terms, "loss_vfl"), term(r.terms, "loss_bbox"), term(r.terms, "loss_giou"), r.group_lr.empty() ? 0 : r.group_lr.back(), r.grad_norm,
                      r.images_per_s, r.data_wait_s, static_cast<double>(r.memory_bytes) / kGiB, static_cast<double>(r.rss_bytes) / kGiB, r.skipped, duration_text(r.eta_s));
-}
-
-std::string classic_text(const train::StepRecord& r) {
-  std::string text = fmt::format("Epoch: [{}]  [{:>4}/{}]  eta: {}  lr: {:.6f}  loss: {:.4f} ({:.4f})", r.epoch, r.epoch_step - 1, r.steps_per_epoch, duration_text(r.eta_s),
-                                 r.group_lr.empty() ? 0 : r.group_lr[0], r.loss, r.loss);
-  for (const auto& [name, value] : r.terms) text += fmt::format("  {}: {:.4f} ({:.4f})", name, value, value);
-  return text + fmt::format("  time: {:.4f}  data: {:.4f}", r.seconds, r.data_wait_s);
 }
 
 std::string epoch_text(const train::EpochRecord& r) {
@@ -61,6 +54,9 @@ std::string epoch_text(const train::EpochRecord& r) {
   }
   return text + fmt::format("  train {} eval {}  {:.1f} img/s  data-wait {:.1f}%", duration_text(r.train_s), duration_text(r.eval_s), r.images_per_s, 100 * r.data_wait_share);
 }
+
+/// A closed or full stderr loses text, never the run.
+void put(const std::string& text) { static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr)); }
 
 }  // namespace
 
@@ -76,8 +72,10 @@ void Progress::line(const std::string& text) {
   log_ << timestamp() << ' ' << safe << std::endl;
   if (style_ == Style::quiet) return;
   finish();
-  fmt::print(stderr, "{}{}\n", style_ == Style::lines ? timestamp() + " " : "", safe);
+  put((style_ == Style::lines ? timestamp() + " " : "") + safe + "\n");
 }
+
+void Progress::log_only(const std::string& text) { log_ << timestamp() << ' ' << escaped(text) << std::endl; }
 
 void Progress::note(const std::string& text) { line(text); }
 
@@ -86,18 +84,44 @@ void Progress::warning(const std::string& text) { line("warning: " + text); }
 void Progress::draw(const std::string& text) {
   if (now_s() - last_draw_s_ < 0.1) return;
   last_draw_s_ = now_s();
-  fmt::print(stderr, "\r{}\033[K", text.substr(0, terminal_width() - 1));
+  put("\r" + text.substr(0, terminal_width() - 1) + "\033[K");
   std::fflush(stderr);
   bar_shown_ = true;
 }
 
 void Progress::finish() {
   if (!bar_shown_) return;
-  fmt::print(stderr, "\r\033[K");
+  put("\r\033[K");
   bar_shown_ = false;
 }
 
+void Progress::Smoothed::add(double value) {
+  last.push_back(value);
+  if (last.size() > 20) last.pop_front();
+  sum += value;
+  ++count;
+}
+
+std::string Progress::Smoothed::text() const {
+  std::vector<double> sorted(last.begin(), last.end());
+  std::sort(sorted.begin(), sorted.end());
+  return fmt::format("{:.4f} ({:.4f})", sorted[(sorted.size() - 1) / 2], sum / static_cast<double>(count));   // the lower middle, as torch.median
+}
+
+std::string Progress::classic_text(const train::StepRecord& r) const {
+  const std::string total = std::to_string(r.steps_per_epoch);
+  std::string text = fmt::format("Epoch: [{}]  [{:>{}}/{}]  eta: {}  lr: {:.6f}  loss: {}", r.epoch, r.epoch_step - 1, total.size(), total, duration_text(r.eta_s),
+                                 r.group_lr.empty() ? 0 : r.group_lr[0], smoothed_.at("loss").text());
+  for (const auto& [name, value] : r.terms) text += fmt::format("  {}: {}", name, smoothed_.at(name).text());
+  return text + fmt::format("  time: {:.4f}  data: {:.4f}", r.seconds, r.data_wait_s);
+}
+
 void Progress::step(const train::StepRecord& record) {
+  if (style_ == Style::classic) {
+    if (record.epoch_step == 1) smoothed_.clear();
+    smoothed_["loss"].add(record.loss);
+    for (const auto& [name, value] : record.terms) smoothed_[name].add(value);
+  }
   metrics_.step(record, record.step % print_every_ == 0);
   if (style_ == Style::bar) draw(bar_text(record));
   const bool due = record.step % print_every_ == 0 || record.step == 1 || now_s() - last_line_s_ > 60;

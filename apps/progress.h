@@ -1,8 +1,10 @@
 #pragma once
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "apps/cli.h"
@@ -17,6 +19,8 @@ class Progress final : public train::Reporter {
  public:
   Progress(const std::filesystem::path& folder, const CommonOptions& common, std::int64_t print_every);
 
+  /// For train.log alone: what stderr has seen before the folder was known.
+  void log_only(const std::string& line);
   void note(const std::string& line) override;
   void warning(const std::string& line) override;
   void step(const train::StepRecord& record) override;
@@ -31,6 +35,15 @@ class Progress final : public train::Reporter {
 
  private:
   enum class Style { bar, lines, classic, quiet };
+  /// A value of the reference's line: median of the last 20 steps, mean of the epoch.
+  struct Smoothed {
+    std::deque<double> last;
+    double sum = 0;
+    std::int64_t count = 0;
+    void add(double value);
+    std::string text() const;
+  };
+  std::string classic_text(const train::StepRecord& record) const;
   void line(const std::string& text);
   void draw(const std::string& text);
 
@@ -38,6 +51,7 @@ class Progress final : public train::Reporter {
   std::int64_t print_every_;
   std::ofstream log_;
   train::MetricLog metrics_;
+  std::map<std::string, Smoothed> smoothed_;   ///< of the epoch in hand, for the classic style
   double last_draw_s_ = 0, last_line_s_ = 0;
   bool bar_shown_ = false;
 };

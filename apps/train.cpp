@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <iostream>
@@ -51,10 +52,18 @@ class SignalScope {
   }
 };
 
-/// Folder of this run, made if need be, with a lock that dies with the process.
+/// A lock on a folder that dies with the process. Throws StorageError where another run holds it.
+FileHandle lock_folder(const fs::path& folder) {
+  FileHandle lock(::open((folder / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
+  if (lock.get() < 0) throw StorageError(folder.string(), ": cannot be written to");
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) throw StorageError(folder.string(), ": is in use by a running job; wait for its end or take another --output-dir");
+  return lock;
+}
+
+/// Folder of this run, made if need be and locked (`lock`, where it was locked before).
 class OutputFolder {
  public:
-  OutputFolder(const TrainFlags& flags, const train::RunConfig& config, const std::string& name, const fs::path& resume) {
+  OutputFolder(const TrainFlags& flags, const train::RunConfig& config, const std::string& name, const fs::path& resume, FileHandle lock) : lock_(std::move(lock)) {
     if (!flags.output_dir.empty()) path_ = flags.output_dir;
     else if (!resume.empty()) path_ = resume.parent_path();
     else if (!config.output_dir.empty()) path_ = config.output_dir;
@@ -63,10 +72,8 @@ class OutputFolder {
     fs::create_directories(path_, error);
     if (error) throw StorageError(path_.string(), ": cannot be made: ", error.message());
     const bool same = !resume.empty() && fs::equivalent(resume.parent_path().empty() ? fs::path(".") : resume.parent_path(), path_, error);
-    if (!fs::is_empty(path_) && !flags.overwrite && !same) throw ConfigError("--output-dir ", path_.string(), " is not empty: -r auto goes on with the run in it, --overwrite starts anew");
-    lock_ = FileHandle(::open((path_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
-    if (lock_.get() < 0) throw StorageError(path_.string(), ": cannot be written to");
-    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) throw StorageError(path_.string(), ": is in use by a running job");
+    if (has_content(path_) && !flags.overwrite && !same) throw ConfigError("--output-dir ", path_.string(), " is not empty: -r auto goes on with the run in it, --overwrite starts anew");
+    if (lock_.get() < 0) lock_ = lock_folder(path_);
     if (flags.overwrite && resume.empty()) {
       for (const char* old : {"last.safetensors", "last.safetensors.previous", "best.safetensors", "log.txt", "metrics.csv", "steps.csv", "train.log", "report.html"}) fs::remove(path_ / old, error);
     }
@@ -74,6 +81,11 @@ class OutputFolder {
   const fs::path& path() const { return path_; }
 
  private:
+  /// A folder with nothing but a lock in it counts as empty.
+  static bool has_content(const fs::path& folder) {
+    return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(), [](const fs::directory_entry& entry) { return entry.path().filename() != ".lock"; });
+  }
+
   static fs::path next_free(const std::string& name) {
     for (int i = 1;; ++i) {
       std::string digits = std::to_string(i);
@@ -90,8 +102,8 @@ class OutputFolder {
 fs::path resume_file(const TrainFlags& flags) {
   if (flags.resume.empty()) return {};
   if (flags.resume != "auto") {
-    if (!fs::exists(flags.resume)) throw StorageError(flags.resume, ": no such checkpoint");
     if (fs::path(flags.resume).extension() == ".pth") throw StorageError(flags.resume, ": a .pth holds nothing to resume; -t takes its weights");
+    if (!fs::exists(flags.resume)) throw StorageError(flags.resume, ": no such checkpoint");
     return flags.resume;
   }
   if (flags.output_dir.empty()) throw ConfigError("-r auto needs --output-dir");
@@ -146,7 +158,13 @@ nlohmann::json summary_json(const train::RunSummary& summary, const fs::path& fo
 Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   if (!flags.resume.empty() && !flags.tuning.empty()) throw ConfigError("-r and -t exclude each other: -r goes on with a run, -t starts a new one from weights");
   const std::int64_t save_every_steps = steps_of(flags.save_every);
+  const double time_limit_s = flags.time_limit.empty() ? 0 : parse_duration(flags.time_limit);
   const Stream stream = open_stream(common);
+  for (const std::string& weights : {flags.tuning, flags.backbone}) {
+    if (!weights.empty() && !fs::exists(weights)) throw StorageError(weights, ": no such file");
+  }
+  // Locked before it is looked at: another run may be replacing the files in it.
+  FileHandle lock = flags.resume == "auto" && fs::is_directory(flags.output_dir) ? lock_folder(flags.output_dir) : FileHandle();
   const fs::path resume = resume_file(flags);
   const std::string stored = !resume.empty() ? train::read_checkpoint_info(resume).config : !flags.tuning.empty() && common.config.empty() ? train::read_checkpoint_info(flags.tuning).config : "";
   train::Config config = load_config(common, stored);
@@ -156,15 +174,20 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   const train::RunConfig run = config.resolve();
   if (!run.backbone_weights.empty() && !fs::exists(run.backbone_weights)) throw StorageError("PResNet.pretrained: ", run.backbone_weights, ": no such file");
 
+  std::vector<std::string> data_lines;
+  const Tell tell = [&, on_stderr = tell_stderr(common.quiet)](const std::string& line) {
+    on_stderr(line);
+    data_lines.push_back(line);
+  };
   train::RunOptions options;
-  options.train = open_split(flags.data, run, "train", true, stream, common.quiet);
+  options.train = open_split(flags.data, run, "train", true, stream, tell);
   const bool evaluates = run.eval_every > 0 && flags.overfit == 0;
   if (evaluates && !has_split(flags.data, run, "val")) throw DataError("there is no val split; --eval-every 0 trains without evaluation");
   if (evaluates) {
-    options.val = open_split(flags.data, run, "val", false, stream, common.quiet);
+    options.val = open_split(flags.data, run, "val", false, stream, tell);
     expect_same_classes(options.val.coco->file.string(), options.val.coco->categories, options.train.coco->file.string(), options.train.coco->categories);
   }
-  const OutputFolder folder(flags, run, config.name(), resume);
+  const OutputFolder folder(flags, run, config.name(), resume, std::move(lock));
   options.output_dir = folder.path();
   options.resume = resume;
   options.tuning = flags.tuning;
@@ -173,7 +196,7 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   options.version = version_text();
   options.allow_partial = flags.allow_partial;
   options.max_steps = flags.max_steps;
-  options.time_limit_s = flags.time_limit.empty() ? 0 : parse_duration(flags.time_limit);
+  options.time_limit_s = time_limit_s;
   options.overfit = flags.overfit;
   options.save_every_steps = save_every_steps;
   options.freeze = flags.freeze;
@@ -182,14 +205,24 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   Progress progress(folder.path(), common, run.print_every);
   progress.note(concat(version_text(), "  ", stream.device(), ", ", stream.pool().threads(), " threads, f32, deterministic"));
   progress.note(concat("config    ", config.name(), "; output ", folder.path().string()));
+  for (const std::string& line : data_lines) progress.log_only(line);
   progress.note("classes   " + data::class_list(options.train.coco->categories));
   for (const std::string& note : config.notes()) progress.note("note      " + note);
+  if (common.verbose) {
+    for (const train::ConfigOrigin& origin : config.origins()) {
+      if (origin.origin != "default") progress.note(concat("key       ", origin.key, " (", origin.origin, ")"));
+    }
+  }
   replace_file(folder.path() / "config.json", config.to_json());
 
   const SignalScope signals;   // before the model is built: a stop wish is obeyed inside start-up too
   train::Trainer trainer(run, options, stream, progress);
   RunReport report(folder.path(), config, trainer);
-  progress.after_epoch = [&](const train::EpochRecord& record) { report.write(record); };
+  std::string report_error;
+  progress.after_epoch = [&](const train::EpochRecord& record) {
+    report.write(record);
+    if (!report.last_error().empty() && report_error.empty()) progress.warning(report_error = report.last_error());   // once: the cause rarely goes away
+  };
   const train::RunSummary summary = trainer.run(stop_wish);
   progress.finish();
 
@@ -201,7 +234,8 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
     progress.note(summary.state.step > 0 ? concat("stopped after step ", summary.state.step, ", saved; -r auto --output-dir ", folder.path().string(), " goes on") : std::string("stopped before the first step"));
   }
   if (!common.json && summary.last) {
-    for (const std::string& line : data::summary_lines(*summary.last)) print_line(line);
+    for (const std::string& line : data::summary_lines(*summary.last)) std::cout << line << '\n';   // the run is saved, whether anybody reads this or not
+    std::cout.flush();
   }
   progress.note(concat("state hash ", summary.hash, " at step ", summary.state.step));
   return outcome;
@@ -216,22 +250,22 @@ Verb add_train(CLI::App& app, const CommonOptions& common) {
   app.add_option("-t,--tuning", flags->tuning, "weights to start from; what does not fit starts anew");
   app.add_option("--backbone", flags->backbone, "weights of the backbone to start from");
   app.add_flag("--allow-partial", flags->allow_partial, "take weights that cover under 95 % of the model");
-  app.add_option("--epochs", flags->epochs, "epochs; moves the recipe's stop epochs in proportion")->check(CLI::PositiveNumber);
-  app.add_option("--max-steps", flags->max_steps, "stop after this many steps in all")->check(CLI::PositiveNumber);
+  app.add_option("--epochs", flags->epochs, "epochs; moves the recipe's stop epochs in proportion")->check(whole_number(1));
+  app.add_option("--max-steps", flags->max_steps, "stop after this many steps in all")->check(whole_number(1));
   app.add_option("--time-limit", flags->time_limit, "stop and save after this time, such as 3h50m");
-  app.add_option("--patience", flags->patience, "stop after this many evaluations without a better AP; 0: never")->check(CLI::NonNegativeNumber);
-  app.add_option("--eval-every", flags->eval_every, "epochs between evaluations; 0: never")->check(CLI::NonNegativeNumber);
+  app.add_option("--patience", flags->patience, "stop after this many evaluations without a better AP; 0: never")->check(whole_number(0));
+  app.add_option("--eval-every", flags->eval_every, "epochs between evaluations; 0: never")->check(whole_number(0));
   app.add_option("--save-every", flags->save_every, "epochs (2) or steps (500s) between saves");
-  app.add_option("--batch-size", flags->batch_size, "images of a step")->check(CLI::PositiveNumber);
-  app.add_option("--lr", flags->lr, "learning rate (optimizer.lr)")->check(CLI::PositiveNumber);
-  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(CLI::PositiveNumber);
+  app.add_option("--batch-size", flags->batch_size, "images of a step")->check(whole_number(1));
+  app.add_option("--lr", flags->lr, "learning rate (optimizer.lr)")->check(positive_number());
+  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(whole_number(1));
   app.add_flag("--drop-empty", flags->drop_empty, "leave out training pictures without boxes");
-  app.add_option("--num-workers", flags->num_workers, "decode threads")->check(CLI::PositiveNumber);
+  app.add_option("--num-workers", flags->num_workers, "decode threads")->check(whole_number(1));
   app.add_option("--output-dir", flags->output_dir, "folder of the run; default runs/<config>-NNN");
   app.add_flag("--overwrite", flags->overwrite, "start anew in a folder that is not empty");
-  app.add_option("--overfit", flags->overfit, "train and evaluate on the first N pictures without augmentation")->check(CLI::PositiveNumber);
+  app.add_option("--overfit", flags->overfit, "train and evaluate on the first N pictures without augmentation")->check(whole_number(1));
   app.add_option("--freeze", flags->freeze, "regular expression of parameter names to leave untrained; repeatable")->take_all()->allow_extra_args(false);
-  app.add_option("--max-skips", flags->max_skips, "steps in a row that may fail to be finite")->check(CLI::NonNegativeNumber);
+  app.add_option("--max-skips", flags->max_skips, "steps in a row that may fail to be finite")->check(whole_number(0));
   return [flags, &common] { return run_train(*flags, common); };
 }
 

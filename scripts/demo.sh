@@ -12,7 +12,7 @@ bin=build/bin/detrtrain
 rm -rf "$out"
 mkdir -p "$out"
 "$bin" synth --out "$out/data" --images 600 --classes 3 --max-boxes 5 --empty-frac 0.05 --seed 1
-"$bin" train -c configs/rtdetrv2_tiny.json --data "$out/data" --output-dir "$out/run"
+"$bin" train -c configs/rtdetrv2_tiny.json --data "$out/data" --output-dir "$out/run" --epochs 15 --eval-every 3
 "$bin" eval -r "$out/run/best.safetensors" --data "$out/data"
 "$bin" predict -r "$out/run/best.safetensors" --input "$out/data/images/val" --vis "$out/drawn" --save-json "$out/detections.json" >/dev/null
 

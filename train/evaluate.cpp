@@ -25,6 +25,8 @@ std::vector<data::Detection> detect(models::RtDetr& model, data::Loader& loader,
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       for (const models::ScoredBox& box : boxes[i]) {
         const auto& [x0, y0, x1, y1] = box.xyxy_px;
+        if (!std::isfinite(box.score + x0 + y0 + x1 + y1))
+          throw Diverged("image ", batch.image_ids[i], ": the model's boxes or scores are not finite: its weights have diverged; a lower learning rate may help");
         detections.push_back({batch.image_ids[i], categories[static_cast<std::size_t>(box.label)].id, {x0, y0, x1 - x0, y1 - y0}, box.score});
       }
     }

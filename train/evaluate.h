@@ -11,7 +11,8 @@ namespace detr::train {
 
 /// Detections of every picture that the loader (an evaluation loader) brings, with original image and category ids.
 /// `top` detections a picture; boxes in pixels of the shown picture. The model's parameters are used as they are pointed.
-/// `progress` gets the number of pictures done; it returns false to stop early.
+/// `progress` gets the number of pictures done; it returns false to stop early. Throws Diverged naming the image where the model's
+/// output is not finite.
 std::vector<data::Detection> detect(models::RtDetr& model, data::Loader& loader, const std::vector<data::Category>& categories, std::int64_t top,
                                     DType dtype, const Stream& stream, const std::function<bool(std::int64_t)>& progress = {});
 

@@ -142,6 +142,11 @@ void Trainer::describe() {
   for (std::size_t g = 0; g + 1 < sizes.size(); ++g) {
     if (sizes[g] == 0) reporter_.warning(concat("optimizer.params.", g, " matches no trainable parameter: '", config_.optimizer.groups[g].params, "'"));
   }
+  std::int64_t most = 0;
+  for (const data::ImageRecord& image : options_.train.coco->images) most = std::max(most, image.count);
+  const models::DecoderConfig& d = config_.model.decoder;
+  reporter_.note(concat("boxes     at most ", most, " in a picture; ", d.num_queries, " queries, ", data::denoising_capacity(d.num_denoising, most), " denoising slots"));
+  if (most > d.num_queries) reporter_.warning(concat("a picture has ", most, " boxes for ", d.num_queries, " queries: not all can be found (RTDETRTransformerv2.num_queries)"));
   const std::int64_t steps = train_loader_->steps();
   reporter_.note(concat("schedule  ", config_.epochs, " epochs x ", steps, " steps; batch ", config_.train.batch_size, "; lr ", config_.optimizer.lr, "; warm-up ", warmup_steps_,
                         ", EMA ramp ", optimizer_->config().ema_warmups));

@@ -229,11 +229,17 @@ TEST_CASE("trainer: too many steps that are not finite end the run", "[cpu]") {
   project.config.optimizer.clip_max_norm = 0;
   project.config.warmup_steps = 0;
   project.config.max_skips = 2;
+  project.config.train.batch_size = 1;
   Recorder recorder(project.dir / "out");
   expect_throws<Diverged>([&] { run(project.config, project.options("out"), recorder); }, "3 such steps in a row");
   CHECK(contains(recorder.warnings, " is not finite (loss "));
   CHECK(contains(recorder.warnings, "; images "));
   CHECK(contains(recorder.warnings, "; skipped"));
+
+  // An evaluation before that: also a matter of the weights, not of the data.
+  project.config.train.batch_size = 3;
+  Recorder evaluated(project.dir / "evaluated");
+  expect_throws<Diverged>([&] { run(project.config, project.options("evaluated"), evaluated); }, ": the model's boxes or scores are not finite");
 }
 
 TEST_CASE("trainer: other classes, frozen parts, weights to start from", "[cpu]") {

@@ -1,0 +1,130 @@
+// What a user types: commands, flags, keys; the exit code and the one line for each kind of mistake.
+#include "tests/apps/small_run.h"
+
+namespace detr::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST_CASE("usage: unknown commands and flags name the nearest", "[cpu]") {
+  expect_error({}, 2, "a command is needed: train, eval");
+  expect_error({"trian"}, 2, "unknown command 'trian'; did you mean train?");
+  expect_error({"--quiet", "train"}, 2, "flags come after the command");
+  expect_error({"train", "--epoch", "3"}, 2, "unknown flag --epoch; did you mean --epochs?");
+  expect_error({"train", "--num-querys=3"}, 2, "unknown flag --num-querys; did you mean --num-workers?");
+  expect_error({"info"}, 2, "info needs one of model");
+  expect_error({"info", "modle"}, 2, "did you mean model?");
+  expect_error({"info", "configs", "r18"}, 2, "takes no 'r18'");
+  expect_error({"synth", "--out", "x", "-u", "seed=1"}, 2, "unknown flag -u");
+  expect_error({"synth", "--out", "x", "seed=1"}, 2, "unexpected argument 'seed=1'");
+  expect_error({"check-data", "--data", "x", "seed=1"}, 2, "only together with -c");
+}
+
+TEST_CASE("usage: a flag is given once", "[cpu]") {
+  expect_error({"train", "--epochs", "1", "--epochs", "2"}, 2, "--epochs is given more than once");
+  expect_error({"train", "-c", "tiny", "--config", "r18"}, 2, "--config is given more than once");
+  expect_error({"train", "-q", "-q"}, 2, "--quiet is given more than once");
+  expect_error({"train", "--use_ema", "1"}, 2, "unknown flag --use-ema");
+}
+
+TEST_CASE("usage: numbers are checked", "[cpu]") {
+  for (const char* bad : {"x", "2.5", "0", "-3", "1e3", "", "99999999999999999999", "0x10"}) expect_error({"train", "--batch-size", bad}, 2, concat("--batch-size: wanted a whole number of at least 1, got '", bad, "'"));
+  for (const char* bad : {"nan", "inf", "0", "-1", "1,5", "1.5.2"}) expect_error({"train", "--lr", bad}, 2, "--lr: wanted a number above 0");
+  expect_error({"train", "--seed", "-1"}, 2, "--seed: wanted a whole number of at least 0");
+  expect_error({"train", "--threads", "0"}, 2, "--threads: wanted a whole number from 1 to 4096");
+  expect_error({"predict", "-r", "x", "--input", "y", "--conf", "nan"}, 2, "--conf: wanted a number from 0 to 1");
+  expect_error({"train", "-c", "tiny", "--imgsz", "97", "--data", "x"}, 2, "multiples of 32, got 97");
+  expect_error({"train", "-c", "tiny", "--time-limit", "soon"}, 2, "'soon' is no duration");
+  expect_error({"train", "-c", "tiny", "--save-every", "2x"}, 2, "--save-every 2x");
+  expect_error({"synth", "--out", "x", "--size", "12by12"}, 2, "--size 12by12");
+  CHECK(expect_success({"info", "config", "-c", "tiny", "--seed", "010", "--json"}).json().at("config").at("seed") == 10);   // ten, not octal
+}
+
+TEST_CASE("usage: flags that exclude each other, and wrong words", "[cpu]") {
+  expect_error({"train", "-r", "auto", "-t", "w.safetensors"}, 2, "-r and -t exclude each other");
+  expect_error({"train", "-r", "auto"}, 2, "-r auto needs --output-dir");
+  expect_error({"train", "--data", "x"}, 2, "-c CONFIG is needed");
+  expect_error({"eval", "--data", "x"}, 2, "-r WEIGHTS is needed");
+  expect_error({"eval", "--from-json", "x"}, 2, "--from-json needs --gt");
+  expect_error({"eval", "--from-json", "x", "--gt", "y", "-r", "z"}, 2, "excludes -r");
+  expect_error({"train", "-c", "tiny", "--data", "x", "-d", "gpu"}, 2, "--device gpu");
+  expect_error({"train", "--log-style", "pretty"}, 2, "--log-style");
+  expect_error({"check-data"}, 2, "nothing to check");
+  expect_error({"check-data", "--data", "x", "--decode", "some"}, 2, "--decode some");
+}
+
+TEST_CASE("usage: configuration keys", "[cpu]") {
+  const TempDir dir;
+  expect_error({"info", "config", "-c", "nonsense"}, 2, "no configuration 'nonsense'; built-in: tiny r18");
+  expect_error({"info", "config", "-c", "tiny", "-u", "optimizer.learning_rate=1"}, 2, "unknown key 'optimizer.learning_rate' (-u); did you mean 'optimizer.lr'?");
+  expect_error({"train", "-c", "tiny", "--data", "x", "optimizer.lrr=1"}, 2, "did you mean 'optimizer.lr'?");
+  expect_error({"train", "-c", "tiny", "--data", "x", "-u", "optimizer.lrr=1", "epochs=3"}, 2, "unknown key 'optimizer.lrr'");   // -u counts beside bare keys
+  expect_error({"info", "config", "-c", "tiny", "-u", "optimizer.lr"}, 2, "wanted KEY=VALUE");
+  expect_error({"info", "config", "-c", "tiny", "-u", "optimizer.lr=fast"}, 2, "optimizer.lr");
+  write_text(dir / "a.json", "{\"optimizer\": {\n  \"lrr\": 1}}");
+  expect_error({"info", "config", "-c", (dir / "a.json").string()}, 2, "a.json:2");
+  expect_error({"info", "keys", "zzz"}, 2, "the nearest is");
+}
+
+TEST_CASE("usage: _ and - are the same in long flags", "[cpu]") {
+  const SmallData small;
+  expect_error({"train", "--batch_size", "x"}, 2, "--batch-size: wanted");
+  const ProcessResult result = expect_success({"train", "-c", "tiny", "-u", "RTDETRTransformerv2.num_queries=30", "--imgsz", "96", "--batch_size=2", "--data", small.data(),
+                                               "--max_steps", "1", "--eval_every", "0", "--output_dir", small.path("run_1"), "--json"});
+  CHECK(result.json().at("output_dir") == small.path("run_1"));   // in values they stay as they are
+}
+
+TEST_CASE("usage: data errors are exit 3", "[cpu]") {
+  const TempDir dir;
+  expect_error({"train", "-c", "tiny"}, 3, "no train data: --data DIR");
+  expect_error({"train", "-c", "tiny", "--data", (dir / "none").string()}, 3, "no such folder");
+  expect_error({"train", "-c", "tiny", "--data", dir.path().string()}, 3, "annotations/instances_train");
+  expect_error({"check-data", "--data", dir.path().string()}, 3, "no annotation file");
+  expect_error({"eval", "--gt", (dir / "a.json").string(), "--from-json", (dir / "b.json").string()}, 3, "a.json");
+}
+
+TEST_CASE("usage: weights and checkpoints are exit 7", "[cpu]") {
+  const SmallData small;
+  write_text(small.dir() / "text.safetensors", "this is no checkpoint");
+  expect_error({"train", "-r", small.path("none.safetensors"), "--data", small.data()}, 7, "no such checkpoint");
+  expect_error({"train", "-r", small.path("weights.pth"), "--data", small.data()}, 7, "-t takes its weights");
+  expect_error({"eval", "-r", small.path("text.safetensors"), "--data", small.data()}, 7, "text.safetensors");
+  expect_error({"info", "ckpt", small.path("text.safetensors")}, 7, "no safetensors file");
+  // A start that fails for want of weights leaves no folder behind, so the corrected command can use it.
+  expect_error(small.train("run", {"-t", small.path("none.safetensors")}), 7, "no such file");
+  CHECK(!fs::exists(small.dir() / "run"));
+}
+
+TEST_CASE("usage: a device that is not there is exit 8", "[cpu]") {
+  const SmallData small;
+  expect_error(small.train("run", {"-d", "cuda:99"}), 8, "cuda");
+  expect_error({"info", "devices", "-d", "cuda:99"}, 8, "cuda");
+}
+
+TEST_CASE("usage: --json is one object on stdout, in errors too", "[cpu]") {
+  const auto error = [](const std::vector<std::string>& arguments, int code) {
+    const ProcessResult result = detrtrain(arguments);
+    CHECK(result.code == code);
+    const nlohmann::json object = result.json();
+    CHECK(object.at("error").is_string());
+    CHECK(result.err.find(object.at("error").get<std::string>()) != std::string::npos);
+  };
+  error({"--json"}, 2);
+  error({"trian", "--json"}, 2);
+  error({"train", "--bogus", "--json"}, 2);
+  error({"train", "--epochs", "x", "--json"}, 2);
+  error({"train", "-c", "tiny", "--data", "/nonexistent", "--json"}, 3);
+  error({"info", "ckpt", "/nonexistent", "--json"}, 7);
+  error({"info", "ckpt", "/nonexistent\xff\n", "--json"}, 7);   // no UTF-8, and a line break: still one line
+}
+
+TEST_CASE("usage: help and version", "[cpu]") {
+  CHECK(expect_success({"--version"}).out.starts_with("detrtrain "));
+  CHECK(expect_success({"--help"}).out.find("check-data") != std::string::npos);
+  for (const char* verb : {"train", "eval", "predict", "synth", "check-data", "info", "selftest"}) {
+    CHECK(expect_success({verb, "--help"}).out.find("--json") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace detr::test
