@@ -105,7 +105,7 @@ void draw_samples(const data::CheckOptions::Split& split, const fs::path& folder
   data::Findings ignored;
   const data::CocoData coco = data::inspect_coco(split.annotations, ignored);
   const auto count = static_cast<std::int64_t>(coco.images.size());
-  fs::create_directories(folder);
+  make_folder(folder);
   for (std::int64_t k = 0; k < std::min<std::int64_t>(8, count); ++k) {
     const data::ImageRecord& record = coco.images[static_cast<std::size_t>(k * count / std::min<std::int64_t>(8, count))];
     try {
@@ -128,8 +128,8 @@ Outcome run_check(const CheckFlags& flags, const CommonOptions& common) {
   if (common.config.empty() && !(common.updates.empty() && common.bare_updates.empty())) throw ConfigError("check-data reads KEY=VALUE only together with -c CONFIG");
   const Stream stream = open_stream(common);
   data::CheckOptions options;
-  options.splits = splits_of(flags, common);
   options.decode = decode_count(flags.decode);
+  options.splits = splits_of(flags, common);
   options.duplicates = flags.duplicates;
   options.exif = exif_of(flags.data.exif);
   options.max_report = static_cast<std::size_t>(flags.max_report);

@@ -62,7 +62,8 @@ Verb add_check_data(CLI::App& app, const CommonOptions& common);
 Verb add_info(CLI::App& app, const CommonOptions& common);
 Verb add_selftest(CLI::App& app, const CommonOptions& common);
 
-/// Checks of a flag's value, so that numbers read the same everywhere (decimal, no locale) and the message says what is wanted.
+/// Checks of a flag's value, so that numbers read the same everywhere (decimal, no locale, no leading zero) and the message says
+/// what is wanted.
 CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest = std::numeric_limits<std::int64_t>::max());
 CLI::Validator real_number(double lowest, double highest);
 CLI::Validator positive_number();
@@ -94,6 +95,9 @@ std::vector<std::string> finding_lines(const data::Findings& findings);
 void print_line(const std::string& line);
 /// Text with control characters escaped, for names that come from data.
 std::string escaped(const std::string& text);
+
+/// Makes a folder, with those above it, where it is not there. Throws StorageError.
+void make_folder(const std::filesystem::path& folder);
 
 /// A number for JSON, which has no NaN: null then.
 nlohmann::json number(double value);

@@ -25,6 +25,12 @@ std::string escaped(const std::string& text) { return escape_control(text); }
 
 nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }
 
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw StorageError(folder.string(), ": cannot be made: ", error.message());
+}
+
 void print_line(const std::string& line) {
   std::cout << line << '\n' << std::flush;
   if (!std::cout) throw StorageError("stdout: cannot be written");
@@ -34,11 +40,11 @@ CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest) {
   const auto check = [=](std::string& text) {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < lowest || value > highest) {
+    const bool octal = text.size() > 1 && text[0] == '0';   // to CLI11, and nobody else
+    if (octal || error != std::errc() || end != text.data() + text.size() || value < lowest || value > highest) {
       return highest == std::numeric_limits<std::int64_t>::max() ? concat("wanted a whole number of at least ", lowest, ", got '", text, "'")
                                                                  : concat("wanted a whole number from ", lowest, " to ", highest, ", got '", text, "'");
     }
-    text = std::to_string(value);   // 010 is ten; CLI11 would read it as octal
     return std::string();
   };
   return CLI::Validator(check, "", "whole number");

@@ -23,7 +23,7 @@ int code_of(const std::exception& error) {
   if (dynamic_cast<const OutOfMemory*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) return kMemory;
   if (dynamic_cast<const Diverged*>(&error)) return kDiverged;
   if (dynamic_cast<const CommError*>(&error)) return kCommunication;
-  if (dynamic_cast<const StorageError*>(&error)) return kStorage;
+  if (dynamic_cast<const StorageError*>(&error) || dynamic_cast<const std::filesystem::filesystem_error*>(&error)) return kStorage;
   if (dynamic_cast<const DeviceError*>(&error)) return kDevice;
   if (dynamic_cast<const CheckFailed*>(&error)) return kCheckFailed;
   return kBug;
@@ -81,7 +81,7 @@ std::string usage_error(const CLI::App& verb, const CLI::ParseError& error) {
   return concat("unknown flag ", unknown, "; did you mean ", nearest_word(unknown, names), "?");
 }
 
-/// The first of `verbs` that is meant, or what is wrong with the words before the verb.
+/// What is wrong with a line that does not start with one of `verbs`.
 std::string missing_verb(const std::vector<std::string>& arguments, const std::vector<std::string>& verbs) {
   const auto word = std::find_if(arguments.begin(), arguments.end(), [](const std::string& a) { return !a.starts_with('-'); });
   if (word == arguments.end()) return "a command is needed: " + CLI::detail::join(verbs, ", ");
@@ -153,7 +153,7 @@ int run(int argc, char** argv) {
     std::vector<std::string> names;
     for (const Entry& entry : kVerbs) names.push_back(entry.name);
     if (!parsed.empty()) verb = parsed.front()->get_name();
-    const std::string text = parsed.empty() ? missing_verb(arguments, names) : usage_error(*parsed.front(), error);
+    const std::string text = parsed.empty() || arguments[0].starts_with('-') ? missing_verb(arguments, names) : usage_error(*parsed.front(), error);
     return report(verb, json, kUsage, text + " (detrtrain " + (verb.empty() ? "" : verb + " ") + "--help)");
   }
   try {

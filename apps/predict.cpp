@@ -164,7 +164,7 @@ class Predictor {
 
   static fs::path output_path(const fs::path& folder, const fs::path& name) {
     const fs::path path = folder / name.lexically_normal();
-    fs::create_directories(path.parent_path());
+    make_folder(path.parent_path());
     return path;
   }
 

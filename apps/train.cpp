@@ -5,6 +5,7 @@
 #include <atomic>
 #include <csignal>
 #include <iostream>
+#include <regex>
 
 #include "apps/cli.h"
 #include "apps/data_sets.h"
@@ -57,6 +58,7 @@ FileHandle lock_folder(const fs::path& folder) {
   FileHandle lock(::open((folder / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
   if (lock.get() < 0) throw StorageError(folder.string(), ": cannot be written to");
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) throw StorageError(folder.string(), ": is in use by a running job; wait for its end or take another --output-dir");
+  remove_stale_temporaries(folder);
   return lock;
 }
 
@@ -68,17 +70,31 @@ class OutputFolder {
     else if (!resume.empty()) path_ = resume.parent_path();
     else if (!config.output_dir.empty()) path_ = config.output_dir;
     else path_ = next_free(name);
-    std::error_code error;
-    fs::create_directories(path_, error);
-    if (error) throw StorageError(path_.string(), ": cannot be made: ", error.message());
-    const bool same = !resume.empty() && fs::equivalent(resume.parent_path().empty() ? fs::path(".") : resume.parent_path(), path_, error);
-    if (has_content(path_) && !flags.overwrite && !same) throw ConfigError("--output-dir ", path_.string(), " is not empty: -r auto goes on with the run in it, --overwrite starts anew");
+    made_ = !fs::exists(path_);
+    make_folder(path_);
+    // -r auto in a folder without a checkpoint is a run that was stopped before its first save: it begins again there.
+    const bool same = flags.resume == "auto" || (!resume.empty() && fs::equivalent(resume.parent_path().empty() ? fs::path(".") : resume.parent_path(), path_));
+    fresh_ = !has_content(path_);
+    if (!fresh_ && !flags.overwrite && !same) throw ConfigError("--output-dir ", path_.string(), " is not empty: -r auto goes on with the run in it, --overwrite starts anew");
     if (lock_.get() < 0) lock_ = lock_folder(path_);
     if (flags.overwrite && resume.empty()) {
+      std::error_code error;
       for (const char* old : {"last.safetensors", "last.safetensors.previous", "best.safetensors", "log.txt", "metrics.csv", "steps.csv", "train.log", "report.html"}) fs::remove(path_ / old, error);
     }
   }
+  /// A start that failed leaves nothing behind, so that the corrected command finds an empty folder.
+  ~OutputFolder() {
+    if (started_ || !fresh_) return;
+    std::error_code ignored;
+    for (const char* ours : {"config.json", "train.log", ".lock"}) fs::remove(path_ / ours, ignored);
+    if (made_) fs::remove(path_, ignored);
+  }
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
   const fs::path& path() const { return path_; }
+  /// From now on what is in the folder stays.
+  void start() { started_ = true; }
 
  private:
   /// A folder with nothing but a lock in it counts as empty.
@@ -97,6 +113,7 @@ class OutputFolder {
 
   fs::path path_;
   FileHandle lock_;
+  bool made_ = false, fresh_ = false, started_ = false;
 };
 
 fs::path resume_file(const TrainFlags& flags) {
@@ -159,6 +176,13 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   if (!flags.resume.empty() && !flags.tuning.empty()) throw ConfigError("-r and -t exclude each other: -r goes on with a run, -t starts a new one from weights");
   const std::int64_t save_every_steps = steps_of(flags.save_every);
   const double time_limit_s = flags.time_limit.empty() ? 0 : parse_duration(flags.time_limit);
+  for (const std::string& expression : flags.freeze) {
+    try {
+      static_cast<void>(std::regex(expression));
+    } catch (const std::regex_error& error) {
+      throw ConfigError("--freeze '", expression, "' is no regular expression: ", error.what());
+    }
+  }
   const Stream stream = open_stream(common);
   for (const std::string& weights : {flags.tuning, flags.backbone}) {
     if (!weights.empty() && !fs::exists(weights)) throw StorageError(weights, ": no such file");
@@ -187,7 +211,7 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
     options.val = open_split(flags.data, run, "val", false, stream, tell);
     expect_same_classes(options.val.coco->file.string(), options.val.coco->categories, options.train.coco->file.string(), options.train.coco->categories);
   }
-  const OutputFolder folder(flags, run, config.name(), resume, std::move(lock));
+  OutputFolder folder(flags, run, config.name(), resume, std::move(lock));
   options.output_dir = folder.path();
   options.resume = resume;
   options.tuning = flags.tuning;
@@ -217,6 +241,7 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
 
   const SignalScope signals;   // before the model is built: a stop wish is obeyed inside start-up too
   train::Trainer trainer(run, options, stream, progress);
+  folder.start();
   RunReport report(folder.path(), config, trainer);
   std::string report_error;
   progress.after_epoch = [&](const train::EpochRecord& record) {

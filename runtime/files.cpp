@@ -1,11 +1,13 @@
 #include "runtime/files.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <regex>
 
 #include "runtime/error.h"
 
@@ -117,6 +119,17 @@ void replace_file(const fs::path& file, std::size_t bytes, const fs::path& previ
   if (::rename(temporary.path().c_str(), file.c_str()) != 0) fail(file, "cannot be renamed into place", errno);
   temporary.keep();
   sync_folder(folder);
+}
+
+void remove_stale_temporaries(const fs::path& folder) {
+  static const std::regex pattern("\\..+\\.([0-9]+)\\.[0-9]+(\\.old)?\\.tmp");
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    std::smatch parts;
+    if (!std::regex_match(name, parts, pattern) || parts[1].length() > 9) continue;
+    if (::kill(static_cast<pid_t>(std::stol(parts[1])), 0) != 0 && errno == ESRCH) fs::remove(entry.path(), error);
+  }
 }
 
 void replace_file(const fs::path& file, std::string_view content) {

@@ -33,6 +33,9 @@ void replace_file(const std::filesystem::path& file, std::size_t bytes, const st
 /// The same for a text or a block of bytes held in memory.
 void replace_file(const std::filesystem::path& file, std::string_view content);
 
+/// Removes temporary files that replace_file left in a folder when its process was killed: those whose process is gone.
+void remove_stale_temporaries(const std::filesystem::path& folder);
+
 /// write(2) and pread(2) until all is done; EINTR and short transfers are retried. Throw StorageError naming `file`.
 void write_all(int descriptor, std::span<const std::byte> bytes, const std::filesystem::path& file);
 void read_all(int descriptor, std::span<std::byte> bytes, std::size_t offset, const std::filesystem::path& file);

@@ -78,6 +78,7 @@ TEST_CASE("run: predict names what it leaves out", "[cpu]") {
   expect_error({"predict", "-r", weights, "--input", small.path("in"), "--bad-images", "stop"}, 3, "2.jpg");
   expect_error({"predict", "-r", weights, "--input", small.path("in/b/2.jpg")}, 3, "none of 1 pictures could be read");
   expect_error({"predict", "-r", weights, "--input", small.path("nowhere")}, 3, "no such file or folder");
+  expect_error({"predict", "-r", weights, "--input", small.path("in/a"), "--vis", small.path("p.json")}, 7, "p.json: cannot be made");
 }
 
 TEST_CASE("run: category ids change nothing but the ids", "[cpu]") {
@@ -129,6 +130,32 @@ TEST_CASE("run: the output folder", "[cpu]") {
   expect_success(small.train("run", flags + Words{"--overwrite"}));
   CHECK(read_text(small.dir() / "run/notes.txt") == "mine");
   expect_error(small.train("run/notes.txt", flags), 7, "notes.txt");   // a file is no folder
+  expect_error(small.train("none", flags + Words{"--freeze", "("}), 2, "--freeze '(' is no regular expression");
+  // A start that fails leaves nothing behind, so the corrected command can use the folder.
+  write_text(small.dir() / "weights.safetensors", "no weights");
+  expect_error(small.train("none", flags + Words{"-t", small.path("weights.safetensors")}), 7, "weights.safetensors");
+  CHECK(!fs::exists(small.dir() / "none"));
+  fs::create_directories(small.dir() / "empty");
+  expect_error(small.train("empty", flags + Words{"-t", small.path("weights.safetensors")}), 7, "weights.safetensors");
+  CHECK(fs::is_empty(small.dir() / "empty"));
+}
+
+TEST_CASE("run: what cannot be written beside a run is a warning, told once", "[cpu]") {
+  const SmallData small;
+  write_text(small.dir() / "run/eval", "a file where a folder should be");
+  const std::string err = expect_success(small.train("run", {"--epochs", "2", "--overwrite"})).err;
+  const std::size_t first = err.find("warning: eval/ of epoch 0 is not written");
+  REQUIRE(first != std::string::npos);
+  CHECK(err.find("is not written", first + 40) == std::string::npos);
+  CHECK(fs::file_size(small.dir() / "run/report.html") > 0);
+}
+
+TEST_CASE("run: one that diverges is exit 5 and names step, images and tensor", "[cpu]") {
+  const SmallData small;
+  const ProcessResult result = expect_error(small.train("run", {"--lr", "1e30", "--max-skips", "1", "--epochs", "20", "--eval-every", "0"}), 5, "2 such steps in a row");
+  CHECK(result.errors()[0].find("images 1") != std::string::npos);
+  CHECK(result.errors()[0].find("first in ") != std::string::npos);
+  CHECK(!fs::exists(small.dir() / "run/last.safetensors"));   // it would hold numbers that are not finite
 }
 
 TEST_CASE("run: log styles", "[cpu]") {

@@ -12,7 +12,7 @@ using Words = std::vector<std::string>;
 
 std::int64_t step_of(const fs::path& checkpoint) { return expect_success({"info", "ckpt", checkpoint.string(), "--json"}).json().at("step"); }
 
-TEST_CASE("stop: interrupted and killed runs go on to the same bits", "[cpu]") {
+TEST_CASE("stop: interrupted and killed runs go on to the same bits", "[cpu][slow]") {
   const SmallData small;
   const Words flags = {"--epochs", "8", "--eval-every", "4"};
   expect_success(small.train("straight", flags));

@@ -37,7 +37,7 @@ TEST_CASE("usage: numbers are checked", "[cpu]") {
   expect_error({"train", "-c", "tiny", "--time-limit", "soon"}, 2, "'soon' is no duration");
   expect_error({"train", "-c", "tiny", "--save-every", "2x"}, 2, "--save-every 2x");
   expect_error({"synth", "--out", "x", "--size", "12by12"}, 2, "--size 12by12");
-  CHECK(expect_success({"info", "config", "-c", "tiny", "--seed", "010", "--json"}).json().at("config").at("seed") == 10);   // ten, not octal
+  expect_error({"train", "--seed", "010"}, 2, "got '010'");   // ten or eight?
 }
 
 TEST_CASE("usage: flags that exclude each other, and wrong words", "[cpu]") {
@@ -107,7 +107,8 @@ TEST_CASE("usage: --json is one object on stdout, in errors too", "[cpu]") {
     CHECK(result.code == code);
     const nlohmann::json object = result.json();
     CHECK(object.at("error").is_string());
-    CHECK(result.err.find(object.at("error").get<std::string>()) != std::string::npos);
+    REQUIRE(result.errors().size() == 1);
+    CHECK((result.errors()[0] == "detrtrain: error: " + object.at("error").get<std::string>() || result.err.find('\xff') != std::string::npos));
   };
   error({"--json"}, 2);
   error({"trian", "--json"}, 2);
@@ -115,7 +116,7 @@ TEST_CASE("usage: --json is one object on stdout, in errors too", "[cpu]") {
   error({"train", "--epochs", "x", "--json"}, 2);
   error({"train", "-c", "tiny", "--data", "/nonexistent", "--json"}, 3);
   error({"info", "ckpt", "/nonexistent", "--json"}, 7);
-  error({"info", "ckpt", "/nonexistent\xff\n", "--json"}, 7);   // no UTF-8, and a line break: still one line
+  error({"info", "ckpt", "/nonexistent\xff\n", "--json"}, 7);   // no UTF-8 (replaced in the json), and a line break
 }
 
 TEST_CASE("usage: help and version", "[cpu]") {

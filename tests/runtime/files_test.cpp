@@ -117,3 +117,14 @@ TEST_CASE("files: a handle closes its descriptor once", "[cpu]") {
   }
   CHECK(::fcntl(descriptor, F_GETFD) == -1);
 }
+
+TEST_CASE("files: temporaries of a killed process are removed, those of a living one stay", "[cpu]") {
+  const TempDir folder;
+  const std::string mine = concat(".last.safetensors.", ::getpid(), ".3.tmp");
+  for (const std::string& name : {std::string(".last.safetensors.999999999.3.tmp"), std::string(".log.txt.999999999.12.old.tmp"), mine, std::string("last.safetensors"), std::string(".notes.tmp")})
+    write_text(folder / name, "x");
+  remove_stale_temporaries(folder.path());
+  CHECK_FALSE(std::filesystem::exists(folder / ".last.safetensors.999999999.3.tmp"));
+  CHECK_FALSE(std::filesystem::exists(folder / ".log.txt.999999999.12.old.tmp"));
+  for (const std::string& name : {mine, std::string("last.safetensors"), std::string(".notes.tmp")}) CHECK(std::filesystem::exists(folder / name));
+}

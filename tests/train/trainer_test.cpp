@@ -270,6 +270,21 @@ TEST_CASE("trainer: other classes, frozen parts, weights to start from", "[cpu]"
   CHECK(values_of(head.value()) != head_before);
 }
 
+TEST_CASE("trainer: overfitting trains and evaluates on the first pictures as they are", "[cpu]") {
+  Project project;
+  RunOptions options = project.options("out");
+  options.overfit = 2;
+  project.config.train.batch_size = 2;
+  Recorder recorder(project.dir / "out");
+  Trainer trainer(project.config, options, Stream::cpu(1), recorder);
+  CHECK(trainer.steps_per_epoch() == 1);
+  CHECK(trainer.validation().coco == project.train.coco);
+  CHECK(contains(recorder.notes, "augment   none (--overfit)"));
+  const RunSummary summary = trainer.run(recorder.stop);
+  CHECK(summary.state.step == 2);
+  CHECK(trainer.detections().size() == 2 * 12);
+}
+
 TEST_CASE("trainer: no better AP for a while ends the run", "[cpu]") {
   Project project;
   project.config.epochs = 6;
