@@ -42,7 +42,10 @@ target_include_directories(detr_flags INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(detr_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -ffp-contract=on)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms of GCC 12: string concatenation (GCC bug 105651), and <regex> under the sanitizers (GCC bug 105562).
-  target_compile_options(detr_flags INTERFACE -Wno-restrict $<$<BOOL:${DETR_SANITIZE}>:-Wno-maybe-uninitialized>)
+  target_compile_options(detr_flags INTERFACE -Wno-restrict)
+  if(DETR_SANITIZE)
+    target_compile_options(detr_flags INTERFACE -Wno-maybe-uninitialized)
+  endif()
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(detr_flags INTERFACE -Wno-unknown-pragmas)   # GCC's ivdep
