@@ -68,6 +68,12 @@ CLI::Validator whole_number(std::int64_t lowest, std::int64_t highest = std::num
 CLI::Validator real_number(double lowest, double highest);
 CLI::Validator positive_number();
 
+/// Height and width of "HxW", or of one number for both. Throws ConfigError naming the flag.
+struct PictureSize {
+  std::int64_t height = 0, width = 0;
+};
+PictureSize parse_size(const std::string& flag, const std::string& text);
+
 /// The stream for -d and --threads. Throws DeviceError if the device asked for is not there.
 Stream open_stream(const CommonOptions& common);
 

@@ -78,6 +78,14 @@ CLI::Validator positive_number() {
   return CLI::Validator(check, "", "number");
 }
 
+PictureSize parse_size(const std::string& flag, const std::string& text) {
+  static const std::regex pattern("([1-9][0-9]{0,5})(x([1-9][0-9]{0,5}))?");
+  std::smatch parts;
+  if (!std::regex_match(text, parts, pattern)) throw ConfigError(flag, " ", text, ": wanted HxW, such as 256x320, or one number");
+  const std::int64_t height = std::stoll(parts[1]);
+  return {height, parts[3].matched ? std::stoll(parts[3]) : height};
+}
+
 Stream open_stream(const CommonOptions& common) {
   static const std::regex known("auto|cpu|cuda(:[0-9]+(,[0-9]+)*)?");
   if (!std::regex_match(common.device, known)) throw ConfigError("--device ", common.device, ": wanted cpu, cuda or cuda:0");

@@ -17,8 +17,8 @@ namespace {
 
 struct EvalFlags {
   DataFlags data;
-  std::string weights_file, weights = "auto", split = "val", truth, detections, save_json;
-  std::int64_t batch_size = 0, imgsz = 0, max_dets = 100;
+  std::string weights_file, weights = "auto", split = "val", truth, detections, save_json, imgsz;
+  std::int64_t batch_size = 0, max_dets = 100;
   double min_score = 0, require_ap = -2;
 };
 
@@ -42,8 +42,9 @@ void print_result(const data::EvalResult& result) {
 
 std::vector<data::Detection> run_model(const EvalFlags& flags, const CommonOptions& common, const Stream& stream, train::SplitData& split, std::int64_t& queries) {
   LoadedModel loaded = load_model(flags.weights_file, flags.weights, common, stream);
-  if (flags.imgsz > 0) {
-    loaded.config_tree.set_image_size(flags.imgsz, flags.imgsz, "--imgsz");
+  if (!flags.imgsz.empty()) {
+    const PictureSize size = parse_size("--imgsz", flags.imgsz);
+    loaded.config_tree.set_image_size(size.height, size.width, "--imgsz");
     const std::int64_t classes = loaded.config.model.decoder.num_classes;
     loaded.config = loaded.config_tree.resolve();
     loaded.config.model.decoder.num_classes = classes;
@@ -116,7 +117,7 @@ Verb add_eval(CLI::App& app, const CommonOptions& common) {
   app.add_option("--weights", flags->weights, "auto (those that scored best), ema or model")->check(CLI::IsMember({"auto", "ema", "model"}));
   app.add_option("--split", flags->split, "val, train or test")->check(CLI::IsMember({"val", "train", "test"}));
   app.add_option("--batch-size", flags->batch_size, "pictures at a time")->check(whole_number(1));
-  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(whole_number(1));
+  app.add_option("--imgsz", flags->imgsz, "picture size, N or HxW, multiples of 32");
   app.add_option("--max-dets", flags->max_dets, "detections that count, per picture and class")->check(whole_number(1, 100000));
   app.add_option("--min-score", flags->min_score, "detections below do not count")->check(real_number(0, 1));
   app.add_option("--save-json", flags->save_json, "write the detections as a COCO results file");

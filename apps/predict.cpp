@@ -23,10 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 
 struct PredictFlags {
-  std::string weights_file, weights = "auto", save_json, vis, save_txt, exif = "auto", bad_images = "auto";
+  std::string weights_file, weights = "auto", save_json, vis, save_txt, exif = "auto", bad_images = "auto", imgsz;
   std::vector<std::string> input;
   double conf = 0.5;
-  std::int64_t batch_size = 8, imgsz = 0;
+  std::int64_t batch_size = 8;
 };
 
 struct Picture {
@@ -83,7 +83,10 @@ class Predictor {
  public:
   Predictor(const PredictFlags& flags, const CommonOptions& common)
       : flags_(flags), common_(common), stream_(open_stream(common)), loaded_(load_model(flags.weights_file, flags.weights, common, stream_)) {
-    if (flags.imgsz > 0) loaded_.config_tree.set_image_size(flags.imgsz, flags.imgsz, "--imgsz");
+    if (!flags.imgsz.empty()) {
+      const PictureSize size = parse_size("--imgsz", flags.imgsz);
+      loaded_.config_tree.set_image_size(size.height, size.width, "--imgsz");
+    }
     const auto size = data::output_size(loaded_.config_tree.resolve().val.transforms);
     height_ = size[0];
     width_ = size[1];
@@ -187,7 +190,7 @@ Verb add_predict(CLI::App& app, const CommonOptions& common) {
   app.add_option("--input", flags->input, "pictures, folders of pictures, or .txt lists of pictures")->required();
   app.add_option("--conf", flags->conf, "lowest score of a detection")->check(real_number(0, 1));
   app.add_option("--batch-size", flags->batch_size, "pictures at a time")->check(whole_number(1));
-  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(whole_number(1));
+  app.add_option("--imgsz", flags->imgsz, "picture size, N or HxW, multiples of 32");
   app.add_option("--save-json", flags->save_json, "write the detections as a COCO results file");
   app.add_option("--vis", flags->vis, "folder for pictures with boxes");
   app.add_option("--save-txt", flags->save_txt, "folder for YOLO text files");

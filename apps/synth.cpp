@@ -29,11 +29,9 @@ Verb add_synth(CLI::App& app, const CommonOptions& common) {
     options.out = flags->out;
     options.seed = common.seed;
     options.threads = open_stream(common).pool().threads();
-    int end = 0;
-    if (std::sscanf(flags->size.c_str(), "%ldx%ld%n", &options.height, &options.width, &end) != 2 || end != static_cast<int>(flags->size.size())) {
-      if (std::sscanf(flags->size.c_str(), "%ld%n", &options.height, &end) != 1 || end != static_cast<int>(flags->size.size())) throw ConfigError("--size ", flags->size, ": wanted HxW, such as 256x320");
-      options.width = options.height;
-    }
+    const PictureSize size = parse_size("--size", flags->size);
+    options.height = size.height;
+    options.width = size.width;
     const data::SynthCounts counts = data::make_synthetic(options);
     Outcome outcome;
     outcome.json = {{"out", flags->out}, {"train", counts.train}, {"val", counts.val}, {"boxes", counts.boxes}, {"crowds", counts.crowds}, {"empty", counts.empty}};

@@ -23,9 +23,9 @@ namespace fs = std::filesystem;
 
 struct TrainFlags {
   DataFlags data;
-  std::string resume, tuning, backbone, output_dir, time_limit, save_every;
+  std::string resume, tuning, backbone, output_dir, time_limit, save_every, imgsz;
   bool overwrite = false, allow_partial = false, drop_empty = false;
-  std::int64_t epochs = 0, max_steps = 0, eval_every = -1, batch_size = 0, imgsz = 0, overfit = 0, max_skips = -1, num_workers = 0, patience = -1;
+  std::int64_t epochs = 0, max_steps = 0, eval_every = -1, batch_size = 0, overfit = 0, max_skips = -1, num_workers = 0, patience = -1;
   double lr = 0;
   std::vector<std::string> freeze;
 };
@@ -144,7 +144,10 @@ void apply_flags(const TrainFlags& flags, train::Config& config) {
     set("train_dataloader.num_workers", flags.num_workers, "--num-workers");
     set("val_dataloader.num_workers", flags.num_workers, "--num-workers");
   }
-  if (flags.imgsz > 0) config.set_image_size(flags.imgsz, flags.imgsz, "--imgsz");
+  if (!flags.imgsz.empty()) {
+    const PictureSize size = parse_size("--imgsz", flags.imgsz);
+    config.set_image_size(size.height, size.width, "--imgsz");
+  }
   if (!flags.save_every.empty() && flags.save_every.back() != 's') config.set("save_every", flags.save_every, "--save-every");
   if (!flags.backbone.empty()) set("PResNet.pretrained", flags.backbone, "--backbone");
   apply_data_flags(flags.data, config);
@@ -283,7 +286,7 @@ Verb add_train(CLI::App& app, const CommonOptions& common) {
   app.add_option("--save-every", flags->save_every, "epochs (2) or steps (500s) between saves");
   app.add_option("--batch-size", flags->batch_size, "images of a step")->check(whole_number(1));
   app.add_option("--lr", flags->lr, "learning rate (optimizer.lr)")->check(positive_number());
-  app.add_option("--imgsz", flags->imgsz, "picture size, a multiple of 32")->check(whole_number(1));
+  app.add_option("--imgsz", flags->imgsz, "picture size, N or HxW, multiples of 32");
   app.add_flag("--drop-empty", flags->drop_empty, "leave out training pictures without boxes");
   app.add_option("--num-workers", flags->num_workers, "decode threads")->check(whole_number(1));
   app.add_option("--output-dir", flags->output_dir, "folder of the run; default runs/<config>-NNN");

@@ -9,7 +9,6 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
 set(DETR_CPU_ARCH "native" CACHE STRING "-march of the CPU code; x86-64-v3 for a binary that travels")
 set(DETR_SANITIZE "" CACHE STRING "sanitizers, such as address,undefined")
-option(DETR_BENCH "build the micro-benchmarks (needs Google Benchmark)" OFF)
 
 find_program(CCACHE ccache)
 if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

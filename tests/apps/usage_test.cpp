@@ -34,6 +34,7 @@ TEST_CASE("usage: numbers are checked", "[cpu]") {
   expect_error({"train", "--threads", "0"}, 2, "--threads: wanted a whole number from 1 to 4096");
   expect_error({"predict", "-r", "x", "--input", "y", "--conf", "nan"}, 2, "--conf: wanted a number from 0 to 1");
   expect_error({"train", "-c", "tiny", "--imgsz", "97", "--data", "x"}, 2, "multiples of 32, got 97");
+  for (const char* size : {"0", "64x", "64by96", "-64", "64x96x3", "1e3"}) expect_error({"train", "-c", "tiny", std::string("--imgsz=") + size, "--data", "x"}, 2, "wanted HxW");
   expect_error({"train", "-c", "tiny", "--time-limit", "soon"}, 2, "'soon' is no duration");
   expect_error({"train", "-c", "tiny", "--save-every", "2x"}, 2, "--save-every 2x");
   expect_error({"synth", "--out", "x", "--size", "12by12"}, 2, "--size 12by12");
