@@ -39,7 +39,8 @@ extern "C" void on_signal(int signal) {
   stop_signal = signal;
 }
 
-/// Obeys SIGINT, SIGTERM, SIGUSR1 and SIGHUP while it lives (a signal that was ignored at the start stays ignored).
+/// From its construction to the end of the process SIGINT, SIGTERM, SIGUSR1 and SIGHUP are stop wishes (a signal that was ignored at
+/// the start stays ignored).
 class SignalScope {
  public:
   SignalScope() {

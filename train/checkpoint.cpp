@@ -7,6 +7,7 @@
 
 #include "models/reference_layout.h"
 #include "runtime/error.h"
+#include "runtime/host_value.h"
 #include "runtime/safetensors.h"
 
 namespace detr::train {
@@ -40,7 +41,7 @@ void from_reference(const Tensor& theirs, const Tensor& ours) {
   if (source.dtype() != ours.dtype()) {
     source = host_zeros(theirs.shape(), ours.dtype());
     for (std::int64_t i = 0; i < theirs.numel(); ++i) {
-      const double v = theirs.dtype() == DType::f64 ? theirs.data<double>()[i] : static_cast<double>(theirs.data<float>()[i]);
+      const double v = host_value(theirs, i);
       if (ours.dtype() == DType::f64) source.data<double>()[i] = v;
       else source.data<float>()[i] = static_cast<float>(v);
     }

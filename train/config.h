@@ -41,7 +41,7 @@ struct RunConfig {
 
   std::string backbone_weights;               ///< PResNet.pretrained as a path; empty: random
   std::string output_dir;                     ///< empty: runs/<config>-NNN
-  std::int64_t print_every = 50, save_every = 1, eval_every = 1, keep = 2;
+  std::int64_t print_every = 50, save_every = 1, eval_every = 1;
   std::int64_t patience = 0;                  ///< evaluations without a better AP before stopping; 0: never
   std::uint64_t seed = 0;
   std::int64_t max_skips = 20;

@@ -300,7 +300,6 @@ RunConfig resolve_config(const Json& root, const std::function<std::string(const
   reader.read(run.print_every, "print_every");
   reader.read(run.save_every, "save_every");
   reader.read(run.eval_every, "eval_every");
-  reader.read(run.keep, "keep");
   reader.read(run.patience, "patience");
   reader.read(run.max_skips, "max_skips");
   reader.read(run.seed, "seed");

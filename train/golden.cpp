@@ -12,6 +12,7 @@
 #include "models/detr/rtdetr.h"
 #include "models/reference_layout.h"
 #include "runtime/error.h"
+#include "runtime/host_value.h"
 #include "train/golden_inputs.h"
 #include "train/inputs.h"
 #include "train/optimizer.h"
@@ -21,10 +22,6 @@ namespace {
 
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-double element(const Tensor& x, std::int64_t i) {
-  return x.dtype() == DType::f64 ? x.data<double>()[i] : static_cast<double>(x.data<float>()[i]);
-}
 
 /// Collects the largest error of each kind.
 class Errors {
@@ -45,7 +42,7 @@ class Errors {
     std::vector<double> values(static_cast<std::size_t>(n));
     double sum = 0, squares = 0, largest = 0;
     for (std::int64_t i = 0; i < n; ++i) {
-      const double v = element(x, i);
+      const double v = host_value(x, i);
       values[static_cast<std::size_t>(models::reference_index(x.shape(), i))] = v;
       sum += v;
       squares += v * v;
@@ -66,7 +63,7 @@ class Errors {
   void tensors(const std::string& kind, const std::string& name, const Tensor& x, const Tensor& wanted) {
     double squares = 0, difference = 0;
     for (std::int64_t i = 0; i < x.numel(); ++i) {
-      const double w = element(wanted, i), d = element(x, i) - w;
+      const double w = host_value(wanted, i), d = host_value(x, i) - w;
       squares += w * w;
       difference += d * d;
     }
@@ -151,7 +148,7 @@ Tensor tokens(const Tensor& x, std::int64_t begin, std::int64_t end) {
   Tensor y = host_zeros({n, end - begin, c}, DType::f64);
   for (std::int64_t i = 0; i < y.numel(); ++i) {
     const std::int64_t channel = i % c, token = i / c % (end - begin), image = i / c / (end - begin);
-    y.data<double>()[i] = element(x, (image * t + begin + token) * c + channel);
+    y.data<double>()[i] = host_value(x, (image * t + begin + token) * c + channel);
   }
   return y;
 }
@@ -245,7 +242,7 @@ void run_training(const json& file, DType dtype, const Stream& stream, Errors& e
     if (!file["losses"].contains(name)) errors.fault("no " + name + " in the file");
     else errors.number("losses", name, value, file["losses"][name].get<double>());
   }
-  errors.number("losses", "total", element(loss.total.value(), 0), file.at("total").get<double>());
+  errors.number("losses", "total", host_value(loss.total.value(), 0), file.at("total").get<double>());
   if (dtype == DType::f64) {
     if (file.contains("topk_indices")) {
       const auto wanted = imposed_topk(file).span<std::int64_t>(), got = output.selected.span<std::int64_t>();
@@ -345,7 +342,7 @@ void run_optimizer(const json& file, DType dtype, const Stream& stream, Errors& 
     for (const Parameter& p : run.store.trainable()) used.push_back(tape.reached(p));
     const double factor = warmup_factor(static_cast<std::int64_t>(s), 2000);
     if (!optimizer.step(factor, used)) errors.fault(concat("step ", s, " was not made"));
-    errors.number("losses", concat("total of step ", s), element(loss.total.value(), 0), wanted.at("total").get<double>());
+    errors.number("losses", concat("total of step ", s), host_value(loss.total.value(), 0), wanted.at("total").get<double>());
     errors.number("gradients", concat("norm of step ", s), optimizer.gradient_norm(), wanted.at("grad_norm").get<double>());
     for (std::size_t g = 0; g < wanted.at("lr").size(); ++g)
       errors.number("schedule", concat("lr ", g, " of step ", s), factor * optimizer.group_lr().at(g), wanted["lr"][g].get<double>());

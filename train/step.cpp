@@ -6,6 +6,7 @@
 
 #include "kernels/assignment.h"
 #include "runtime/error.h"
+#include "runtime/host_value.h"
 #include "train/inputs.h"
 
 namespace detr::train {
@@ -15,8 +16,6 @@ bool finite(const Tensor& x) {
   const auto all = [](auto values) { return std::all_of(values.begin(), values.end(), [](auto v) { return std::isfinite(v); }); };
   return x.dtype() == DType::f64 ? all(x.span<double>()) : all(x.span<float>());
 }
-
-double scalar(const Tensor& x) { return x.dtype() == DType::f64 ? x.data<double>()[0] : static_cast<double>(x.data<float>()[0]); }
 
 }  // namespace
 
@@ -38,7 +37,7 @@ StepResult Step::run(const data::Batch& batch, double lr_factor) {
   const StepInputs inputs = to_device(stream_, batch, batch.targets.total, store_.dtype());
   const models::DecoderOutput output = model_.forward(ctx, Variable(inputs.images), inputs.denoising);
   const models::CriterionOutput loss = criterion_.forward(ctx, output, inputs.denoising, inputs.targets);
-  result.loss = scalar(loss.total.value());
+  result.loss = host_value(loss.total.value(), 0);
   result.terms = models::named_losses(loss);
   const bool matched = std::all_of(loss.match_status.begin(), loss.match_status.end(), [](const Tensor& status) {
     const auto values = status.span<std::int64_t>();

@@ -4,15 +4,9 @@
 #include "autograd/pointwise.h"
 #include "kernels/assignment.h"
 #include "runtime/error.h"
+#include "runtime/host_value.h"
 
 namespace detr::models {
-namespace {
-
-double element(const Tensor& tensor, std::int64_t i) {
-  return tensor.dtype() == DType::f64 ? tensor.data<double>()[i] : static_cast<double>(tensor.data<float>()[i]);
-}
-
-}  // namespace
 
 Tensor Criterion::match(Context& ctx, const Variable& logits, const Variable& boxes, std::int64_t begin, const TargetInputs& targets,
                         CriterionOutput& out) const {
@@ -59,7 +53,7 @@ std::vector<std::pair<std::string, double>> named_losses(const CriterionOutput& 
   static constexpr const char* kNames[] = {"loss_vfl", "loss_bbox", "loss_giou"};
   std::vector<std::pair<std::string, double>> losses;
   const auto append = [&](const Tensor& terms, std::int64_t set, const std::string& suffix) {
-    for (std::int64_t i = 0; i < 3; ++i) losses.emplace_back(kNames[i] + suffix, element(terms, set * 3 + i));
+    for (std::int64_t i = 0; i < 3; ++i) losses.emplace_back(kNames[i] + suffix, host_value(terms, set * 3 + i));
   };
   const std::size_t layers = output.terms.size() - 1;
   append(output.terms[layers - 1].value(), 0, "");

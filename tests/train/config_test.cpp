@@ -83,7 +83,6 @@ TEST_CASE("config: defaults are those of the structs", "[cpu]") {
   CHECK_FALSE(run.ema_warmups.has_value());
   CHECK(run.milestones == wanted.milestones);
   CHECK(run.print_every == wanted.print_every);
-  CHECK(run.keep == wanted.keep);
   CHECK(run.max_skips == wanted.max_skips);
   CHECK(run.max_bad_share == wanted.max_bad_share);
   CHECK(run.limits.max_pixels == wanted.limits.max_pixels);
