@@ -60,6 +60,7 @@ Verb add_predict(CLI::App& app, const CommonOptions& common);
 Verb add_synth(CLI::App& app, const CommonOptions& common);
 Verb add_check_data(CLI::App& app, const CommonOptions& common);
 Verb add_info(CLI::App& app, const CommonOptions& common);
+Verb add_bench(CLI::App& app, const CommonOptions& common);
 Verb add_selftest(CLI::App& app, const CommonOptions& common);
 
 /// Checks of a flag's value, so that numbers read the same everywhere (decimal, no locale, no leading zero) and the message says

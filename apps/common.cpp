@@ -9,6 +9,7 @@
 
 #include "apps/cli.h"
 #include "runtime/error.h"
+#include "runtime/gpus.h"
 #include "runtime/text.h"
 
 #ifndef DETR_COMMIT
@@ -87,10 +88,11 @@ PictureSize parse_size(const std::string& flag, const std::string& text) {
 }
 
 Stream open_stream(const CommonOptions& common) {
-  static const std::regex known("auto|cpu|cuda(:[0-9]+(,[0-9]+)*)?");
+  static const std::regex known("auto|cpu|cuda(:[0-9]{1,3})?");
   if (!std::regex_match(common.device, known)) throw ConfigError("--device ", common.device, ": wanted cpu, cuda or cuda:0");
-  if (common.device.starts_with("cuda")) throw DeviceError("--device ", common.device, ": this build has no kernels for CUDA devices; -d cpu");
-  return Stream::cpu(common.threads);
+  if (common.device == "cpu" || (common.device == "auto" && list_gpus().empty())) return Stream::cpu(common.threads);
+  const std::size_t colon = common.device.find(':');
+  return Stream::cuda(colon == std::string::npos ? 0 : std::stoi(common.device.substr(colon + 1)), common.threads);
 }
 
 fs::path builtin_configs() {

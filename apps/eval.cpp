@@ -62,7 +62,7 @@ std::vector<data::Detection> run_model(const EvalFlags& flags, const CommonOptio
   options.on_bad_image = [](const data::BadImage& bad) { std::cerr << escaped(concat("warning: image ", bad.image_id, " counts as one without detections: ", bad.reason)) << '\n'; };
   data::Loader loader(split.coco, split.images, data::select_images(*split.coco), options);
   queries = loaded.config.model.decoder.num_queries;
-  return train::detect(*loaded.model, loader, loaded.classes, loaded.config.num_top_queries, DType::f32, stream);
+  return train::detect(*loaded.model, loader, loaded.classes, loaded.config.num_top_queries, loaded.store->compute_dtype(), stream);
 }
 
 Outcome run_eval(const EvalFlags& flags, const CommonOptions& common) {

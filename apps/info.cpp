@@ -6,6 +6,7 @@
 
 #include "apps/cli.h"
 #include "models/detr/rtdetr.h"
+#include "runtime/build.h"
 #include "runtime/error.h"
 #include "runtime/gpus.h"
 #include "runtime/safetensors.h"
@@ -122,8 +123,8 @@ Outcome info_devices(const CommonOptions& common) {
   const std::vector<Gpu> gpus = list_gpus();
   for (std::size_t i = 0; i < gpus.size(); ++i) {
     const std::string device = fmt::format("cuda:{}", i), architecture = fmt::format("sm_{}{}", gpus[i].compute_major, gpus[i].compute_minor);
-    outcome.json["devices"].push_back({{"device", device}, {"name", gpus[i].name}, {"memory_bytes", gpus[i].memory_bytes}, {"architecture", architecture}, {"usable", false}});
-    if (!common.json) print_line(fmt::format("{}: {}, {:.1f} GiB, {}; this build has no kernels for it", device, gpus[i].name, static_cast<double>(gpus[i].memory_bytes) / (1 << 30), architecture));
+    outcome.json["devices"].push_back({{"device", device}, {"name", gpus[i].name}, {"memory_bytes", gpus[i].memory_bytes}, {"architecture", architecture}, {"usable", kHasCuda}});
+    if (!common.json) print_line(fmt::format("{}: {}, {:.1f} GiB, {}", device, gpus[i].name, static_cast<double>(gpus[i].memory_bytes) / (1 << 30), architecture));
   }
   return outcome;
 }

@@ -125,6 +125,7 @@ int run(int argc, char** argv) {
       {"synth", "write a small synthetic data set", add_synth},
       {"check-data", "find what is wrong with a data set", add_check_data},
       {"info", "describe a model, checkpoint, configuration, device or run", add_info},
+      {"bench", "measure this machine", add_bench},
       {"selftest", "compare this machine with recorded numbers", add_selftest},
   };
   std::map<std::string, Verb> actions;

@@ -15,7 +15,7 @@ LoadedModel load_model(const std::string& weights_file, const std::string& weigh
   loaded.classes = info.classes;
   loaded.config.model.decoder.num_classes = static_cast<std::int64_t>(info.classes.size());
   loaded.model = std::make_unique<models::RtDetr>(loaded.config.model);
-  loaded.store = std::make_unique<train::ParameterStore>(loaded.model->parameters(), stream, DType::f32);
+  loaded.store = std::make_unique<train::ParameterStore>(loaded.model->parameters(), stream, DType::f32, train::compute_dtype(loaded.config.amp, stream));
   loaded.store->initialise(0);
   const auto choice = weights == "ema" ? train::WeightsChoice::ema : weights == "model" ? train::WeightsChoice::model : train::WeightsChoice::scored;
   loaded.report = train::load_weights(weights_file, *loaded.store, choice, false);

@@ -133,7 +133,7 @@ class Predictor {
       heights.push_back(image.height);
     }
     Context ctx(stream_, nullptr, false);
-    const models::DecoderOutput output = loaded_.model->forward(ctx, Variable(train::pictures_to_device(stream_, pixels, DType::f32)));
+    const models::DecoderOutput output = loaded_.model->forward(ctx, Variable(train::pictures_to_device(stream_, pixels, loaded_.store->compute_dtype())));
     const auto boxes = models::postprocess(stream_, output.logits.back().value(), output.boxes.back().value(), widths, heights, loaded_.config.num_top_queries);
     for (std::size_t i = 0; i < batch.size(); ++i) take(batch[i], boxes[i]);
   }

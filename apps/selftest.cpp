@@ -11,17 +11,25 @@ namespace detr::apps {
 namespace {
 
 struct SelftestFlags {
-  std::string golden, dtype = "f64", filter;
+  std::string golden, dtype = "auto", filter;
 };
 
 /// Tolerances relative to each tensor's largest value. The reference's position table is float32 even in its f64 runs.
-double tolerance_of(DType dtype) { return dtype == DType::f64 ? 1e-6 : 2e-3; }
+double tolerance_of(DType dtype) { return dtype == DType::f64 ? 1e-6 : dtype == DType::f32 ? 2e-3 : 3e-2; }
+
+DType dtype_for(const std::string& name, const Stream& stream) {
+  const bool cpu = stream.device().is_cpu();
+  if (name == "auto") return cpu ? DType::f64 : DType::f32;
+  if (name == (cpu ? "bf16" : "f64")) throw ConfigError("--dtype ", name, ": ", stream.device(), " computes in ", cpu ? "f64 and f32" : "f32 and bf16");
+  return name == "f64" ? DType::f64 : name == "f32" ? DType::f32 : DType::bf16;
+}
 
 void run_recorded(const SelftestFlags& flags, const Stream& stream, bool quiet_stdout, Outcome& outcome) {
-  const DType dtype = flags.dtype == "f64" ? DType::f64 : DType::f32;
+  const DType dtype = dtype_for(flags.dtype, stream);
   const double tolerance = tolerance_of(dtype);
   bool all = true;
   for (const auto& file : train::golden_files(flags.golden)) {
+    if (dtype == DType::bf16 && !file.filename().string().starts_with("train_")) continue;   // only losses are compared in bf16
     const train::GoldenReport report = train::run_golden(file, dtype, stream);
     const bool passed = report.passed(tolerance);
     all = all && passed;
@@ -41,7 +49,7 @@ void run_recorded(const SelftestFlags& flags, const Stream& stream, bool quiet_s
     for (const std::string& fault : report.faults) print_line("     " + fault);
   }
   outcome.json["tolerance"] = tolerance;
-  outcome.json["dtype"] = flags.dtype;
+  outcome.json["dtype"] = name_of(dtype);
   if (all) return;
   outcome.code = kCheckFailed;
   outcome.error = concat("recorded cases in ", flags.golden, " are not met: see FAIL above, or the json");
@@ -72,7 +80,7 @@ Verb add_selftest(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<SelftestFlags>();
   for (const char* unused : {"--config", "--update", "updates"}) app.remove_option(app.get_option(unused));   // no configuration is read here
   app.add_option("--golden", flags->golden, "folder with recorded cases (train_*.json, eval_*.json, optim_*.json)");
-  app.add_option("--dtype", flags->dtype, "f64 or f32")->check(CLI::IsMember({"f64", "f32"}));
+  app.add_option("--dtype", flags->dtype, "f64 or f32 on the CPU, f32 or bf16 on a GPU; auto: the first")->check(CLI::IsMember({"auto", "f64", "f32", "bf16"}));
   app.add_option("--ops", flags->filter, "regular expression: which ops to gradient-check where no --golden is given");
   return [flags, &common] { return run_selftest(*flags, common); };
 }

@@ -26,6 +26,8 @@ struct TrainFlags {
   std::string resume, tuning, backbone, output_dir, time_limit, save_every, imgsz;
   bool overwrite = false, allow_partial = false, drop_empty = false;
   std::int64_t epochs = 0, max_steps = 0, eval_every = -1, batch_size = 0, overfit = 0, max_skips = -1, num_workers = 0, patience = -1;
+  std::string amp;
+  bool use_amp = false, no_graph = false;
   double lr = 0;
   std::vector<std::string> freeze;
 };
@@ -140,6 +142,9 @@ void apply_flags(const TrainFlags& flags, train::Config& config) {
   if (flags.eval_every >= 0) set("eval_every", flags.eval_every, "--eval-every");
   if (flags.max_skips >= 0) set("max_skips", flags.max_skips, "--max-skips");
   if (flags.patience >= 0) set("patience", flags.patience, "--patience");
+  if (!flags.amp.empty()) set("amp", flags.amp, "--amp");
+  if (flags.use_amp) set("amp", "auto", "--use-amp");
+  if (flags.no_graph) set("graph", false, "--no-graph");
   if (flags.drop_empty) set("data.drop_empty", true, "--drop-empty");
   if (flags.num_workers > 0) {
     set("train_dataloader.num_workers", flags.num_workers, "--num-workers");
@@ -231,7 +236,7 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
   options.cache_bytes = std::size_t{1} << 29;
 
   Progress progress(folder.path(), common, run.print_every);
-  progress.note(concat(version_text(), "  ", stream.device(), ", ", stream.pool().threads(), " threads, f32, deterministic"));
+  progress.note(concat(version_text(), "  ", stream.device(), ", ", stream.pool().threads(), " threads, ", train::compute_dtype(run.amp, stream), ", deterministic"));
   progress.note(concat("config    ", config.name(), "; output ", folder.path().string()));
   for (const std::string& line : data_lines) progress.log_only(line);
   progress.note("classes   " + data::class_list(options.train.coco->categories));
@@ -282,6 +287,9 @@ Verb add_train(CLI::App& app, const CommonOptions& common) {
   app.add_option("--epochs", flags->epochs, "epochs; moves the recipe's stop epochs in proportion")->check(whole_number(1));
   app.add_option("--max-steps", flags->max_steps, "stop after this many steps in all")->check(whole_number(1));
   app.add_option("--time-limit", flags->time_limit, "stop and save after this time, such as 3h50m");
+  app.add_option("--amp", flags->amp, "activations in bf16, or off: all in f32; auto: bf16 where the GPU has it")->check(CLI::IsMember({"auto", "bf16", "off"}));
+  app.add_flag("--use-amp", flags->use_amp, "the same as --amp auto");
+  app.add_flag("--no-graph", flags->no_graph, "on a GPU: every step is enqueued kernel by kernel");
   app.add_option("--patience", flags->patience, "stop after this many evaluations without a better AP; 0: never")->check(whole_number(0));
   app.add_option("--eval-every", flags->eval_every, "epochs between evaluations; 0: never")->check(whole_number(0));
   app.add_option("--save-every", flags->save_every, "epochs (2) or steps (500s) between saves");

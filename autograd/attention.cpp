@@ -8,7 +8,7 @@ namespace detr {
 Variable attention(Context& ctx, const Variable& q, const Variable& k, const Variable& v, std::int64_t heads, const Tensor& groups) {
   DETR_CHECK(q.value().rank() == 3, "attention: q must be (N, Tq, A d), got ", q.value());
   Tensor out = ctx.empty_like(q.value());
-  Tensor lse = ctx.empty({q.dim(0), heads, q.dim(1)}, q.value().dtype());
+  Tensor lse = ctx.empty({q.dim(0), heads, q.dim(1)}, wide_dtype(q.value().dtype()));
   kernels::attention_forward(ctx.stream(), q.value(), k.value(), v.value(), heads, groups.defined() ? &groups : nullptr, out, lse);
   return ctx.record("attention", {q, k, v}, out,
                     [q = q.value(), k = k.value(), v = v.value(), out, lse, heads, groups](Context& c, const Tensor& dout, Wanted want) {

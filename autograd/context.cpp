@@ -18,6 +18,7 @@ Variable Context::record(const char* name, std::initializer_list<Variable> input
 }
 
 Variable Context::record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward) {
+  if (after_op) after_op(name);
   const bool wanted = std::any_of(inputs.begin(), inputs.end(), [](const Variable& v) { return v.wants_grad(); });
   if (!tape_ || !wanted) return Variable(y);
   return tape_->record(name, inputs, y, std::move(backward));

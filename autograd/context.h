@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <initializer_list>
 #include <span>
 #include <vector>
@@ -21,12 +22,16 @@ class Context {
   Context without_tape() const {
     Context context(stream_, nullptr, training_);
     context.made = made;
+    context.after_op = after_op;
     return context;
   }
 
   /// Where each tensor that is made in this context is listed, in order, null for nowhere (a debugging aid). Two passes over one
   /// model list tensors of the same shapes.
   std::vector<Tensor>* made = nullptr;
+
+  /// Called after each op of the forward pass with its name, where it is set (a measuring aid; backward has Tape::observer).
+  std::function<void(const std::string& op)> after_op;
 
   Tensor empty(const Shape& shape, DType dtype) const {
     Tensor tensor = stream_.empty(shape, dtype);

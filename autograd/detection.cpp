@@ -15,7 +15,7 @@ Variable refine_boxes(Context& ctx, const Variable& delta, const Variable& refer
 
 Variable detection_loss(Context& ctx, const Variable& logits, const Variable& boxes, const std::vector<kernels::PredictionSet>& sets,
                         const kernels::TrueBoxes& truth, const kernels::DetectionLossOptions& options) {
-  Tensor terms = ctx.empty({std::ssize(sets), 3}, logits.value().dtype());
+  Tensor terms = ctx.empty({std::ssize(sets), 3}, boxes.value().dtype());
   kernels::detection_loss_forward(ctx.stream(), logits.value(), boxes.value(), sets, truth, options, terms);
   return ctx.record("detection_loss", {logits, boxes}, terms,
                     [logits = logits.value(), boxes = boxes.value(), sets, truth, options](Context& c, const Tensor& dterms, Wanted want) {

@@ -19,11 +19,13 @@ Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, con
     kernels::batch_norm_inference(ctx.stream(), x.value(), weight.value(), bias.value(), added, activation, eps, running.mean, running.var, y,
                                   mean, rstd);
   }
-  // Only what the activation's backward reads is kept.
+  // Only what the backward reads is kept.
+  const bool reads_x = batch_statistics || activation == Activation::silu || weight.wants_grad() || bias.wants_grad();
+  const Tensor kept_x = reads_x ? x.value() : Tensor();
   const Tensor kept_residual = activation == Activation::silu ? residual.value() : Tensor();
   const Tensor kept_y = activation == Activation::relu ? y : Tensor();
   return ctx.record("batch_norm", {x, weight, bias, residual}, y,
-                    [x = x.value(), weight = weight.value(), bias = bias.value(), residual = kept_residual, y = kept_y, mean, rstd, activation,
+                    [x = kept_x, weight = weight.value(), bias = bias.value(), residual = kept_residual, y = kept_y, mean, rstd, activation,
                      batch_statistics](Context& c, const Tensor& dy, Wanted want) {
                       kernels::batch_norm_backward(c.stream(), dy, x, weight, bias, residual.defined() ? &residual : nullptr, y, mean, rstd,
                                                    activation, batch_statistics, want[0], want[1], want[2], want[3]);
@@ -31,7 +33,7 @@ Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, con
 }
 
 Variable layer_norm(Context& ctx, const Variable& x, const Variable& residual, const Variable& weight, const Variable& bias, double eps) {
-  Tensor y = ctx.empty_like(x.value()), mean = ctx.empty({x.value().rows()}, x.value().dtype()), rstd = ctx.empty_like(mean);
+  Tensor y = ctx.empty_like(x.value()), mean = ctx.empty({x.value().rows()}, weight.value().dtype()), rstd = ctx.empty_like(mean);
   Tensor sum = residual.defined() ? ctx.empty_like(x.value()) : x.value();
   kernels::layer_norm_forward(ctx.stream(), x.value(), residual.defined() ? &residual.value() : nullptr, weight.value(), bias.value(), eps,
                               residual.defined() ? &sum : nullptr, y, mean, rstd);

@@ -26,6 +26,7 @@ Parameter ParameterList::add(const std::string& name, const Shape& shape, Init i
   state->name = state->init_name = name;
   state->shape = shape;
   state->kind = kind;
+  state->wide = kind == Parameter::Kind::buffer;
   state->init = std::move(init);
   state->index = static_cast<std::int64_t>(all_.size());
   return all_.emplace_back(std::move(state));

@@ -25,9 +25,10 @@ class Parameter {
     Shape shape;             ///< ours: convolution weights are (out, kh, kw, in)
     Kind kind = Kind::parameter;
     bool trainable = true;
+    bool wide = false;       ///< stays in f32 where the model computes in bf16: buffers, and what belongs to norms
     Init init;
-    Tensor value;
-    Tensor grad;             ///< undefined for what is not trained
+    Tensor value;            ///< what ops read, in the compute dtype unless wide
+    Tensor grad;             ///< never bf16; undefined for what is not trained
     std::int64_t index = 0;  ///< place in its ParameterList
     std::vector<std::pair<std::int64_t, std::int64_t>> written;   ///< rows of `grad` that hold a gradient of this step
   };

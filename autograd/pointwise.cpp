@@ -28,6 +28,13 @@ Variable add(Context& ctx, const Variable& a, const Variable& b) {
                     [](Context& c, const Tensor& dy, Wanted want) { kernels::add_backward(c.stream(), dy, want[0], want[1]); });
 }
 
+Variable cast(Context& ctx, const Variable& x, DType dtype) {
+  if (x.value().dtype() == dtype) return x;
+  Tensor y = ctx.empty(x.shape(), dtype);
+  kernels::cast(ctx.stream(), x.value(), y);
+  return ctx.record("cast", {x}, y, [](Context& c, const Tensor& dy, Wanted want) { kernels::cast(c.stream(), dy, *want[0]); });
+}
+
 Variable sum(Context& ctx, std::span<const Variable> inputs) {
   DETR_CHECK(!inputs.empty(), "sum: there must be at least one input");
   std::vector<Tensor> values;

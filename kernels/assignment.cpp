@@ -9,14 +9,14 @@ void match_cost(const Stream& stream, const Tensor& logits, const Tensor& boxes,
                 const Tensor& truth, const Tensor& counts, const MatchCostOptions& options, Tensor& cost) {
   DETR_CHECK(logits.rank() == 3, "match_cost: logits must be (N, T, C), got ", logits);
   const std::int64_t images = logits.dim(0), tokens = logits.dim(1);
-  expect_like(logits, "match_cost: boxes", boxes, {images, tokens, 4});
+  expect_wide(logits, "match_cost: boxes", boxes, {images, tokens, 4});
   DETR_CHECK(labels.rank() == 2, "match_cost: labels must be (N, Gcap), got ", labels);
   const std::int64_t capacity = labels.dim(1);
   expect_tensor(logits, "match_cost: labels", labels, {images, capacity}, DType::i64);
-  expect_like(logits, "match_cost: truth", truth, {images, capacity, 4});
+  expect_wide(logits, "match_cost: truth", truth, {images, capacity, 4});
   expect_tensor(logits, "match_cost: counts", counts, {images}, DType::i64);
   DETR_CHECK(cost.rank() == 3, "match_cost: cost must be (N, Gcap, Q), got ", cost);
-  expect_like(logits, "match_cost: cost", cost, {images, capacity, cost.dim(2)});
+  expect_wide(logits, "match_cost: cost", cost, {images, capacity, cost.dim(2)});
   DETR_CHECK(begin >= 0 && begin + cost.dim(2) <= tokens, "match_cost: queries [", begin, ", ", begin + cost.dim(2),
              ") do not lie in the ", tokens, " of logits");
   DETR_DISPATCH(logits.device(), match_cost, stream, logits, boxes, begin, labels, truth, counts, options, cost);

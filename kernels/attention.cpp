@@ -23,7 +23,7 @@ void attention_forward(const Stream& stream, const Tensor& q, const Tensor& k, c
                        const Tensor* groups, Tensor& out, Tensor& lse) {
   check_inputs(q, k, v, heads, groups);
   expect_like(q, "attention: out", out, q.shape());
-  expect_like(q, "attention: lse", lse, {q.dim(0), heads, q.dim(1)});
+  expect_wide(q, "attention: lse", lse, {q.dim(0), heads, q.dim(1)});
   DETR_DISPATCH(q.device(), attention_forward, stream, q, k, v, heads, groups, out, lse);
 }
 
@@ -32,7 +32,7 @@ void attention_backward(const Stream& stream, const Tensor& dout, const Tensor& 
   check_inputs(q, k, v, heads, groups);
   expect_like(q, "attention: dout", dout, q.shape());
   expect_like(q, "attention: out", out, q.shape());
-  expect_like(q, "attention: lse", lse, {q.dim(0), heads, q.dim(1)});
+  expect_wide(q, "attention: lse", lse, {q.dim(0), heads, q.dim(1)});
   expect_like(q, "attention: dq", dq, q.shape());
   expect_like(q, "attention: dk", dk, k.shape());
   expect_like(q, "attention: dv", dv, k.shape());

@@ -7,17 +7,19 @@ namespace detr::kernels {
 /// Batch normalisation over all but the last dimension, with the residual and activation that follow it:
 ///   y = act( (x - mean) * rstd * weight + bias + residual ),   rstd = 1 / sqrt(var + eps)
 ///
-/// x               (..., C)      f32 or f64, a map (N, H, W, C) as a rule; R rows
-/// weight, bias    (C)           dtype of x
+/// x               (..., C)      a map (N, H, W, C) as a rule; R rows. CPU: f32, f64; CUDA: f32, bf16, up to 2^30 rows
+/// weight, bias    (C)           wide, see Note [Element types]
 /// residual        like x        or null
 /// activation      none, relu or silu
-/// running_mean, running_var (C)  dtype of x, in and out: r = (1 - momentum) r + momentum * statistic of the batch; the
+/// running_mean, running_var (C)  wide, in and out: r = (1 - momentum) r + momentum * statistic of the batch; the
 ///                               variance that is stored is the unbiased one (R / (R - 1), and the biased one for R = 1)
 /// y               like x        out
-/// mean, rstd      (C)           out, dtype of x; of the batch (biased variance), kept for backward
+/// mean, rstd      (C)           out, wide; of the batch (biased variance), kept for backward
 ///
-/// Sums in double over fixed blocks of rows, combined in order: same bits for any number of threads. They are of deviations from
-/// the first row, so that a mean far above the deviation costs no digits.
+/// Sums over fixed blocks of rows, combined in a fixed order: same bits for any number of threads, and on every run. On the CPU in
+/// double; on CUDA in float over short runs of rows, which are then combined, in the end in double. They are of deviations from a
+/// value of the map (the first row; on CUDA the mean of eight), so that a mean far above the deviation costs no digits. On CUDA
+/// everything after the sums is in float, and only what is stored is rounded to x's dtype. Fit for capture.
 /// Throws InvalidArgument if a shape, dtype or device disagrees or R is 0.
 /// Ioffe and Szegedy 2015, "Batch Normalization", arXiv:1502.03167, algorithm 1.
 void batch_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* residual,
@@ -32,10 +34,16 @@ void batch_norm_inference(const Stream& stream, const Tensor& x, const Tensor& w
 
 /// Backward of both, for any subset of wanted gradients; null is neither computed nor written, others are overwritten.
 ///
+/// x                 may be undefined where nothing of it is read: batch_statistics is false, the activation none or relu, and
+///                   neither dweight nor dbias wanted
 /// batch_statistics  true after batch_norm_forward (the statistics depend on x), false after batch_norm_inference
 /// y                 the forward's output; read for relu only, may be undefined otherwise
 /// residual          the forward's; read for silu only (null where there was none)
-/// dx, dresidual     like x; dweight, dbias (C); sums in double as above
+/// dx, dresidual     like dy
+/// dweight, dbias    (C), wide; sums as above
+///
+/// The gradient before the activation is rounded to x's dtype, as in dresidual, before anything else is made of it: the same bits
+/// for any subset.
 void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                          const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
                          bool batch_statistics, Tensor* dx, Tensor* dweight, Tensor* dbias, Tensor* dresidual);
@@ -45,4 +53,9 @@ extern decltype(kernels::batch_norm_forward) batch_norm_forward;
 extern decltype(kernels::batch_norm_inference) batch_norm_inference;
 extern decltype(kernels::batch_norm_backward) batch_norm_backward;
 }  // namespace cpu
+namespace cuda {
+extern decltype(kernels::batch_norm_forward) batch_norm_forward;
+extern decltype(kernels::batch_norm_inference) batch_norm_inference;
+extern decltype(kernels::batch_norm_backward) batch_norm_backward;
+}  // namespace cuda
 }  // namespace detr::kernels

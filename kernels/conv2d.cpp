@@ -35,7 +35,7 @@ void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, co
                      Tensor* dx, Tensor* dweight) {
   expect_like(x, "conv2d: dy", dy, checked_output(x, weight, options));
   expect_like(x, "conv2d: dx", dx, x.shape());
-  expect_like(x, "conv2d: dweight", dweight, weight.shape());
+  expect_wide(x, "conv2d: dweight", dweight, weight.shape());
   DETR_DISPATCH(x.device(), conv2d_backward, stream, dy, x, weight, options, dx, dweight);
 }
 

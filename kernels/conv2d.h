@@ -36,4 +36,8 @@ namespace cpu {
 extern decltype(kernels::conv2d_forward) conv2d_forward;
 extern decltype(kernels::conv2d_backward) conv2d_backward;
 }  // namespace cpu
+namespace cuda {
+extern decltype(kernels::conv2d_forward) conv2d_forward;
+extern decltype(kernels::conv2d_backward) conv2d_backward;
+}  // namespace cuda
 }  // namespace detr::kernels

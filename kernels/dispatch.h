@@ -1,11 +1,18 @@
 #pragma once
+#include "runtime/build.h"
 #include "runtime/error.h"
 #include "runtime/stream.h"
+
+// Note [Element types]
+// The contracts speak of x's dtype: f32 or f64 on the CPU, f32 or bf16 on CUDA (whose arithmetic is in f32 for both). "wide" is
+// wide_dtype(x): f32 where x is bf16, else x's own. Weights and biases of matrix products and convolutions have x's dtype, those of
+// norms are wide; so are statistics, boxes, losses and all gradients of parameters.
 
 /// Calls the version of `op` for the device. The only place that asks which backend runs.
 #define DETR_DISPATCH(device, op, ...)                                                     \
   do {                                                                                     \
     if ((device).is_cpu()) cpu::op(__VA_ARGS__);                                           \
+    else if constexpr (::detr::kHasCuda) cuda::op(__VA_ARGS__);                            \
     else throw ::detr::DeviceError(#op, ": this build has no code for device ", (device)); \
   } while (false)
 

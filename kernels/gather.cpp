@@ -23,13 +23,13 @@ void check_gather_rows(const Tensor& x, const Tensor& index, const Tensor* valid
   expect_like(x, what, y, {x.dim(0), index.dim(1), x.dim(2)});
 }
 
-void check_embedding(const Tensor& table, const Tensor& index, const char* what, const Tensor& y) {
+void check_embedding(const Tensor& table, const Tensor& index, const char* what, const Tensor& y, DType dtype) {
   DETR_CHECK(table.rank() == 2, "embedding: table must be (K, D), got ", table);
   expect_tensor(table, "embedding: index", index, index.shape(), DType::i64);
   DETR_CHECK(index.rank() < Shape::kMaxRank, "embedding: index has too many dimensions: ", index);
   std::vector<std::int64_t> dims(index.shape().dims().begin(), index.shape().dims().end());
   dims.push_back(table.dim(1));
-  expect_like(table, what, y, Shape(dims));
+  expect_tensor(table, what, y, Shape(dims), dtype);
 }
 
 }  // namespace
@@ -73,13 +73,14 @@ void gather_rows_backward(const Stream& stream, const Tensor& dy, const Tensor& 
 }
 
 void embedding_forward(const Stream& stream, const Tensor& table, const Tensor& index, Tensor& y) {
-  check_embedding(table, index, "embedding: y", y);
+  check_embedding(table, index, "embedding: y", y, table.dtype());
   DETR_DISPATCH(table.device(), embedding_forward, stream, table, index, y);
 }
 
 void embedding_backward(const Stream& stream, const Tensor& dy, const Tensor& index, std::int64_t padding_row, Tensor* dtable) {
   if (!dtable) return;
-  check_embedding(*dtable, index, "embedding: dy", dy);
+  check_embedding(*dtable, index, "embedding: dy", dy, dy.dtype());
+  expect_wide(dy, "embedding: dtable", *dtable, dtable->shape());
   DETR_CHECK(padding_row >= -1 && padding_row < dtable->dim(0), "embedding: padding_row ", padding_row, " of ", *dtable);
   DETR_DISPATCH(dy.device(), embedding_backward, stream, dy, index, padding_row, dtable);
 }

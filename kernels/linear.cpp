@@ -36,8 +36,8 @@ void linear_backward(const Stream& stream, const Tensor& dy, const Tensor& x, co
                      Tensor* dbias) {
   expect_like(x, "linear: dy", dy, checked_output(x, weight));
   expect_like(x, "linear: dx", dx, x.shape());
-  expect_like(x, "linear: dweight", dweight, weight.shape());
-  expect_like(x, "linear: dbias", dbias, {weight.dim(0)});
+  expect_wide(x, "linear: dweight", dweight, weight.shape());
+  expect_wide(x, "linear: dbias", dbias, {weight.dim(0)});
   DETR_DISPATCH(x.device(), linear_backward, stream, dy, x, weight, dx, dweight, dbias);
 }
 

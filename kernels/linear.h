@@ -27,4 +27,8 @@ namespace cpu {
 extern decltype(kernels::linear_forward) linear_forward;
 extern decltype(kernels::linear_backward) linear_backward;
 }  // namespace cpu
+namespace cuda {
+extern decltype(kernels::linear_forward) linear_forward;
+extern decltype(kernels::linear_backward) linear_backward;
+}  // namespace cuda
 }  // namespace detr::kernels

@@ -30,6 +30,20 @@ void finish_norm(const Stream& stream, const Tensor& norms, double max_norm, Ten
   DETR_DISPATCH(norms.device(), finish_norm, stream, norms, max_norm, scalars);
 }
 
+void check_step(const Stream& stream, const Tensor& total, std::span<const Tensor> statuses, Tensor& scalars) {
+  expect_like(total, "check_step: total", total, {1});
+  expect_tensor(total, "check_step: scalars", scalars, {kScalars}, DType::f64);
+  DETR_CHECK(statuses.size() <= kMaxStatuses, "check_step: at most ", kMaxStatuses, " statuses, got ", statuses.size());
+  for (const Tensor& status : statuses) expect_tensor(total, "check_step: status", status, status.shape(), DType::i64);
+  DETR_DISPATCH(total.device(), check_step, stream, total, statuses, scalars);
+}
+
+void restore_unless_applied(const Stream& stream, const Tensor& scalars, const Tensor& kept, Tensor& buffers) {
+  expect_tensor(buffers, "restore_unless_applied: scalars", scalars, {kScalars}, DType::f64);
+  expect_like(buffers, "restore_unless_applied: kept", kept, buffers.shape());
+  DETR_DISPATCH(buffers.device(), restore_unless_applied, stream, scalars, kept, buffers);
+}
+
 void adamw(const Stream& stream, Segments& segments, const AdamWOptions& options, const Tensor& scalars, const Tensor& grads,
            Tensor& weights, Tensor& exp_avg, Tensor& exp_avg_sq) {
   expect_segments("adamw: segments", segments, grads);

@@ -10,6 +10,7 @@ struct Device {
   int index = 0;
 
   static Device cpu() { return {}; }
+  static Device cuda(int index) { return {Kind::cuda, index}; }
   bool is_cpu() const { return kind == Kind::cpu; }
   friend bool operator==(const Device&, const Device&) = default;
 };

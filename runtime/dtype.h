@@ -1,4 +1,5 @@
 #pragma once
+#include <bit>
 #include <cstdint>
 #include <ostream>
 #include <type_traits>
@@ -12,6 +13,14 @@ enum class DType : std::uint8_t { f32, f64, bf16, i64, u8 };
 struct BFloat16 {
   std::uint16_t bits = 0;
 };
+
+inline float to_float(BFloat16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+/// Rounded to nearest, ties to even; NaN stays NaN.
+inline BFloat16 to_bf16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};
+  return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
+}
 
 /// Bytes of one element.
 constexpr std::int64_t size_of(DType dtype) {
@@ -35,6 +44,9 @@ constexpr const char* name_of(DType dtype) {
   }
   return "?";
 }
+
+/// What boxes, statistics, losses and the gradients of parameters have where activations are of this type: f32 for bf16.
+constexpr DType wide_dtype(DType dtype) { return dtype == DType::bf16 ? DType::f32 : dtype; }
 
 inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name_of(dtype); }
 

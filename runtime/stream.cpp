@@ -3,22 +3,125 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/build.h"
 #include "runtime/error.h"
 
 namespace detr {
 
 Stream Stream::cpu(int threads) {
-  return {Allocator::make(host_memory()), std::make_shared<ThreadPool>(threads > 0 ? threads : default_threads())};
+  const auto allocator = Allocator::make(host_memory());
+  return {allocator, allocator, std::make_shared<ThreadPool>(threads > 0 ? threads : default_threads()), nullptr};
 }
 
-Tensor Stream::empty(const Shape& shape, DType dtype) const {
-  return {allocator_->allocate(static_cast<std::size_t>(shape.numel() * size_of(dtype))), 0, shape, dtype, device()};
+Stream Stream::cuda(int index, int threads) {
+  if constexpr (kHasCuda) {
+    cuda::StreamParts parts = cuda::open_stream(index);
+    return {parts.device, parts.pinned, std::make_shared<ThreadPool>(threads > 0 ? threads : default_threads()), parts.state};
+  } else {
+    throw DeviceError("cuda:", index, ": this build has no CUDA code");
+  }
 }
+
+namespace {
+
+Tensor made(Allocator& allocator, const Shape& shape, DType dtype) {
+  return {allocator.allocate(static_cast<std::size_t>(shape.numel() * size_of(dtype))), 0, shape, dtype, allocator.device()};
+}
+
+}  // namespace
+
+Tensor Stream::empty(const Shape& shape, DType dtype) const { return made(*allocator_, shape, dtype); }
+
+Tensor Stream::empty_host(const Shape& shape, DType dtype) const { return made(*host_allocator_, shape, dtype); }
 
 Tensor Stream::zeros(const Shape& shape, DType dtype) const {
   Tensor result = empty(shape, dtype);
-  if (result.bytes()) std::memset(result.raw(), 0, static_cast<std::size_t>(result.bytes()));
+  if (!result.bytes()) return result;
+  if (device().is_cpu()) std::memset(result.raw(), 0, static_cast<std::size_t>(result.bytes()));
+  else if constexpr (kHasCuda) cuda::clear(*this, result);
   return result;
+}
+
+void Stream::copy(const Tensor& from, Tensor& to) const {
+  DETR_CHECK(from.defined() && to.defined() && from.shape() == to.shape() && from.dtype() == to.dtype(), "copy: ", from, " to ", to);
+  for (const Tensor* side : {&from, static_cast<const Tensor*>(&to)})
+    DETR_CHECK(side->device().is_cpu() || side->device() == device(), "copy: a tensor on ", side->device(), ", the stream is on ", device());
+  if (!to.bytes() || from.raw() == to.raw()) return;
+  if (device().is_cpu()) std::memcpy(to.raw(), from.raw(), static_cast<std::size_t>(to.bytes()));
+  else if constexpr (kHasCuda) cuda::copy(*this, from, to);
+}
+
+Tensor Stream::to_device(const Tensor& tensor) const {
+  if (!tensor.defined() || tensor.device() == device()) return tensor;
+  Tensor result = empty_like(tensor);
+  copy(tensor, result);
+  return result;
+}
+
+Tensor Stream::to_host(const Tensor& tensor) const {
+  if (!tensor.defined() || tensor.device().is_cpu()) return tensor;
+  Tensor result = empty_host(tensor.shape(), tensor.dtype());
+  copy(tensor, result);
+  wait();
+  return result;
+}
+
+void Stream::wait() const {
+  if constexpr (kHasCuda) {
+    if (!device().is_cpu()) cuda::wait(*this);
+  }
+}
+
+Event Stream::record() const {
+  if constexpr (kHasCuda) {
+    if (!device().is_cpu()) return Event(cuda::record(*this));
+  }
+  return {};
+}
+
+void Event::wait() const {
+  if constexpr (kHasCuda) {
+    if (event_) cuda::wait_event(event_.get());
+  }
+}
+
+double Event::milliseconds_since(const Event& earlier) const {
+  DETR_CHECK(event_ && earlier.event_, "event: the CPU has no times");
+  if constexpr (kHasCuda) return cuda::milliseconds_between(earlier.event_.get(), event_.get());
+  else return 0;
+}
+
+Stream Stream::with_arena() const {
+  Stream stream = *this;
+  if (device().is_cpu()) stream.allocator_ = Allocator::make(host_memory());
+  else if constexpr (kHasCuda) stream.allocator_ = cuda::make_arena(*this);
+  return stream;
+}
+
+Stream Stream::lasting() const {
+  Stream stream = *this;
+  stream.allocator_ = lasting_allocator_;
+  return stream;
+}
+
+Graph Stream::capture(const std::function<void()>& enqueue) const {
+  DETR_CHECK(!device().is_cpu(), "capture: a stream on the CPU has no graphs");
+  if constexpr (kHasCuda) return Graph(cuda::capture(*this, enqueue));
+  else return {};
+}
+
+void Graph::launch(const Stream& stream) const {
+  if constexpr (kHasCuda) cuda::launch(stream, *state_);
+}
+
+std::int64_t Graph::kernels() const {
+  if constexpr (kHasCuda) return cuda::count_kernels(*state_);
+  else return 0;
+}
+
+std::int64_t Graph::nodes() const {
+  if constexpr (kHasCuda) return cuda::count_nodes(*state_);
+  else return 0;
 }
 
 void Stream::parallel_blocks(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& task) const {

@@ -74,6 +74,18 @@ void expect_tensor(const Tensor& like, const char* what, const Tensor& tensor, c
   DETR_CHECK(tensor.device() == like.device(), what, " must be on ", like.device(), ", is on ", tensor.device());
 }
 
+void expect_tensor(const Tensor& like, const char* what, const Tensor* tensor, const Shape& shape, DType dtype) {
+  if (tensor) expect_tensor(like, what, *tensor, shape, dtype);
+}
+
+void expect_wide(const Tensor& like, const char* what, const Tensor& tensor, const Shape& shape) {
+  expect_tensor(like, what, tensor, shape, wide_dtype(like.dtype()));
+}
+
+void expect_wide(const Tensor& like, const char* what, const Tensor* tensor, const Shape& shape) {
+  expect_tensor(like, what, tensor, shape, wide_dtype(like.dtype()));
+}
+
 void expect_like(const Tensor& like, const char* what, const Tensor& tensor, const Shape& shape) {
   expect_tensor(like, what, tensor, shape, like.dtype());
 }

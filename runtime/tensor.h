@@ -80,5 +80,9 @@ void expect_like(const Tensor& like, const char* what, const Tensor& tensor, con
 void expect_like(const Tensor& like, const char* what, const Tensor* tensor, const Shape& shape);
 /// The same with a dtype of its own.
 void expect_tensor(const Tensor& like, const char* what, const Tensor& tensor, const Shape& shape, DType dtype);
+void expect_tensor(const Tensor& like, const char* what, const Tensor* tensor, const Shape& shape, DType dtype);
+/// The same with the wide dtype of `like`: f32 where that is bf16.
+void expect_wide(const Tensor& like, const char* what, const Tensor& tensor, const Shape& shape);
+void expect_wide(const Tensor& like, const char* what, const Tensor* tensor, const Shape& shape);
 
 }  // namespace detr

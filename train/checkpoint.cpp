@@ -96,9 +96,10 @@ CheckpointInfo info_of(const SafetensorsFile& file, const fs::path& path) {
 }
 
 void append_weights(std::vector<NamedTensor>& tensors, ParameterStore& store) {
+  const Tensor weights = store.on_host(store.weights()), ema = store.on_host(store.ema());
   for (const Parameter& p : store.list().all()) {
-    tensors.push_back({"model." + p.name(), to_reference(store.slice(store.weights(), p))});
-    tensors.push_back({"ema." + p.name(), to_reference(store.slice(store.ema(), p))});
+    tensors.push_back({"model." + p.name(), to_reference(store.slice(weights, p))});
+    tensors.push_back({"ema." + p.name(), to_reference(store.slice(ema, p))});
   }
 }
 
@@ -114,11 +115,12 @@ fs::path previous_of(const fs::path& file) { return file.string() + ".previous";
 void save_checkpoint(const fs::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info) {
   std::vector<NamedTensor> tensors;
   append_weights(tensors, store);
+  const Tensor exp_avg = store.on_host(store.exp_avg()), exp_avg_sq = store.on_host(store.exp_avg_sq()), steps = optimizer.steps();
   for (std::size_t i = 0; i < store.trainable().size(); ++i) {
     const Parameter& p = store.trainable()[i];
-    tensors.push_back({"optim.exp_avg." + p.name(), to_reference(store.slice(store.exp_avg(), p))});
-    tensors.push_back({"optim.exp_avg_sq." + p.name(), to_reference(store.slice(store.exp_avg_sq(), p))});
-    tensors.push_back({"optim.step." + p.name(), optimizer.steps().view(static_cast<std::int64_t>(i), Shape{})});
+    tensors.push_back({"optim.exp_avg." + p.name(), to_reference(store.slice(exp_avg, p))});
+    tensors.push_back({"optim.exp_avg_sq." + p.name(), to_reference(store.slice(exp_avg_sq, p))});
+    tensors.push_back({"optim.step." + p.name(), steps.view(static_cast<std::int64_t>(i), Shape{})});
   }
   write_safetensors(file, tensors, metadata_of(info), previous_of(file));
 }
@@ -143,22 +145,30 @@ CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Opti
       throw StorageError(path.string(), ": ", name, " is ", file.shape(name), ", wanted ", models::reference_shape(into.shape()), ": it belongs to another model");
     from_reference(file.read(name), into);
   };
+  const Tensor weights = store.on_host(store.weights()), ema = store.on_host(store.ema()), exp_avg = store.on_host(store.exp_avg()),
+               exp_avg_sq = store.on_host(store.exp_avg_sq()), steps = optimizer.steps();
   for (const Parameter& p : store.list().all()) {
-    load("model." + p.name(), store.slice(store.weights(), p));
-    load("ema." + p.name(), store.slice(store.ema(), p));
+    load("model." + p.name(), store.slice(weights, p));
+    load("ema." + p.name(), store.slice(ema, p));
   }
   for (std::size_t i = 0; i < store.trainable().size(); ++i) {
     const Parameter& p = store.trainable()[i];
-    load("optim.exp_avg." + p.name(), store.slice(store.exp_avg(), p));
-    load("optim.exp_avg_sq." + p.name(), store.slice(store.exp_avg_sq(), p));
+    load("optim.exp_avg." + p.name(), store.slice(exp_avg, p));
+    load("optim.exp_avg_sq." + p.name(), store.slice(exp_avg_sq, p));
     const std::string step = "optim.step." + p.name();
     if (!file.contains(step)) throw StorageError(path.string(), ": ", step, " is missing");
-    optimizer.steps().data<std::int64_t>()[i] = file.read(step).data<std::int64_t>()[0];
+    steps.data<std::int64_t>()[i] = file.read(step).data<std::int64_t>()[0];
   }
   for (const std::string& name : file.names()) {
     const std::size_t dot = name.find('.');
     if (name.starts_with("model.") && !store.list().contains(name.substr(dot + 1))) throw StorageError(path.string(), ": ", name, " is no tensor of this model");
   }
+  store.from_host(weights, store.weights());
+  store.from_host(ema, store.ema());
+  store.from_host(exp_avg, store.exp_avg());
+  store.from_host(exp_avg_sq, store.exp_avg_sq());
+  store.refresh_shadow();
+  optimizer.set_steps(steps);
   optimizer.set_ema_updates(info.ema_updates);
   return info;
 }
@@ -172,6 +182,7 @@ WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsC
   const std::string prefix = !ours ? "" : ema ? "ema." : "model.";
   WeightsReport report;
   std::int64_t fixed_values = 0, fixed_matched = 0;
+  const Tensor weights = store.on_host(store.weights());
   for (const Parameter& p : store.list().all()) {
     const std::string name = prefix + p.name();
     const std::int64_t values = p.shape().numel();
@@ -182,7 +193,7 @@ WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsC
     if (!file.contains(name)) report.missing.push_back(p.name());
     else if (!fits) report.reshaped.push_back(p.name());
     if (!fits) continue;
-    from_reference(file.read(name), store.slice(store.weights(), p));
+    from_reference(file.read(name), store.slice(weights, p));
     ++report.matched;
     report.matched_values += values;
     if (!depends_on_classes(p.name())) fixed_matched += values;
@@ -197,12 +208,15 @@ WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsC
     throw StorageError(path.string(), ": fits ", 100 * static_cast<double>(report.matched_values) / static_cast<double>(report.values), " % of the weights (", report.matched, " of ",
                        report.tensors, " tensors; first: ", first, "); it belongs to another configuration (--allow-partial takes what fits)");
   }
+  store.from_host(weights, store.weights());
+  store.refresh_shadow();
   return report;
 }
 
 WeightsReport load_backbone(const fs::path& path, ParameterStore& store) {
   const SafetensorsFile file(path);
   WeightsReport report;
+  const Tensor weights = store.on_host(store.weights());
   for (const Parameter& p : store.list().all()) {
     if (!p.name().starts_with("backbone.")) continue;
     std::string found;
@@ -211,12 +225,14 @@ WeightsReport load_backbone(const fs::path& path, ParameterStore& store) {
     }
     if (found.empty()) throw StorageError(path.string(), ": has no ", p.name(), "; it is no backbone of this configuration");
     if (file.shape(found) != models::reference_shape(p.shape())) throw StorageError(path.string(), ": ", found, " is ", file.shape(found), ", wanted ", models::reference_shape(p.shape()));
-    from_reference(file.read(found), store.slice(store.weights(), p));
+    from_reference(file.read(found), store.slice(weights, p));
     ++report.tensors;
     ++report.matched;
     report.values += p.shape().numel();
   }
   report.matched_values = report.values;
+  store.from_host(weights, store.weights());
+  store.refresh_shadow();
   return report;
 }
 
@@ -244,8 +260,10 @@ fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& ski
 
 std::string state_hash(ParameterStore& store, Optimizer& optimizer) {
   std::uint64_t hash = 0;
-  for (const Tensor& t : {store.weights(), store.ema(), store.exp_avg(), store.exp_avg_sq(), optimizer.steps()})
+  for (const Tensor& buffer : {store.weights(), store.ema(), store.exp_avg(), store.exp_avg_sq(), optimizer.steps()}) {
+    const Tensor t = store.on_host(buffer);
     hash = hash_bytes({static_cast<const std::byte*>(t.raw()), static_cast<std::size_t>(t.bytes())}, hash);
+  }
   std::ostringstream out;
   out << std::hex << std::setw(16) << std::setfill('0') << hash;
   return out.str();

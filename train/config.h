@@ -44,6 +44,8 @@ struct RunConfig {
   std::int64_t print_every = 50, save_every = 1, eval_every = 1;
   std::int64_t patience = 0;                  ///< evaluations without a better AP before stopping; 0: never
   std::uint64_t seed = 0;
+  std::string amp = "auto";                   ///< see compute_dtype
+  bool graph = true;                          ///< on a GPU: steps as captured graphs
   std::int64_t max_skips = 20;
   data::Exif exif = data::Exif::automatic;
   data::BadImages bad_images = data::BadImages::automatic;
@@ -51,6 +53,10 @@ struct RunConfig {
   data::DecodeLimits limits;
   bool drop_empty = false;
 };
+
+/// What a model on the stream's device computes in: for "off" f32, for "bf16" bf16, for "auto" bf16 where the device has fast
+/// arithmetic for it. Throws ConfigError where there is none and bf16 is asked for.
+DType compute_dtype(const std::string& amp, const Stream& stream);
 
 /// A value of the resolved configuration and where it came from ("default", a file, "-u", a flag).
 struct ConfigOrigin {

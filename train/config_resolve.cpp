@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/error.h"
+#include "runtime/gpus.h"
 #include "runtime/text.h"
 
 namespace detr::train {
@@ -301,10 +302,23 @@ RunConfig resolve_config(const Json& root, const std::function<std::string(const
   reader.read(run.save_every, "save_every");
   reader.read(run.eval_every, "eval_every");
   reader.read(run.patience, "patience");
+  reader.read(run.amp, "amp");
+  reader.read(run.graph, "graph");
   reader.read(run.max_skips, "max_skips");
   reader.read(run.seed, "seed");
   read_data(reader, run);
   return run;
+}
+
+DType compute_dtype(const std::string& amp, const Stream& stream) {
+  if (amp == "off") return DType::f32;
+  bool fast = false;
+  if (!stream.device().is_cpu()) {
+    const std::vector<Gpu> gpus = list_gpus();
+    fast = gpus.at(static_cast<std::size_t>(stream.device().index)).compute_major >= 8;
+  }
+  if (amp == "bf16" && !fast) throw ConfigError("amp: bf16 needs a GPU of compute capability 8.0 or newer, and the device is ", stream.device(), "; auto or off");
+  return fast ? DType::bf16 : DType::f32;
 }
 
 }  // namespace detr::train

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 /// Collects the largest error of each kind.
 class Errors {
  public:
-  explicit Errors(GoldenReport& report) : report_(report) {}
+  Errors(GoldenReport& report, const Stream& stream) : report_(report), stream_(stream) {}
 
   void number(const std::string& kind, const std::string& name, double got, double wanted, double scale) {
     add(kind, name, scale > 0 ? std::abs(got - wanted) / scale : std::abs(got - wanted));
@@ -36,7 +36,8 @@ class Errors {
   /// A tensor against the file's summary of it: `at` counts in the reference's layout. Errors are relative to the tensor's largest
   /// value, or to `floor` if that is larger: where the true value is zero (the gradient of a bias that a batch norm takes away again)
   /// both sides hold rounding noise only. Sum and norm are compared relative to what they would be if every element were that large.
-  void summary(const std::string& kind, const std::string& name, const Tensor& x, const json& wanted, double floor = 0) {
+  void summary(const std::string& kind, const std::string& name, const Tensor& tensor, const json& wanted, double floor = 0) {
+    const Tensor x = stream_.to_host(tensor);
     const std::int64_t n = x.numel();
     if (n != wanted.at("n").get<std::int64_t>()) return fault(concat(name, " has ", n, " elements, wanted ", wanted.at("n").get<std::int64_t>()));
     std::vector<double> values(static_cast<std::size_t>(n));
@@ -60,7 +61,8 @@ class Errors {
   }
 
   /// Norm of the difference, relative to the norm of `wanted`.
-  void tensors(const std::string& kind, const std::string& name, const Tensor& x, const Tensor& wanted) {
+  void tensors(const std::string& kind, const std::string& name, const Tensor& tensor, const Tensor& wanted) {
+    const Tensor x = stream_.to_host(tensor);
     double squares = 0, difference = 0;
     for (std::int64_t i = 0; i < x.numel(); ++i) {
       const double w = host_value(wanted, i), d = host_value(x, i) - w;
@@ -80,6 +82,7 @@ class Errors {
   }
 
   GoldenReport& report_;
+  const Stream& stream_;
 };
 
 models::ModelConfig config_of(const json& file) {
@@ -106,24 +109,34 @@ struct Case {
   models::RtDetr model;
   ParameterStore store;
 
-  Case(const models::ModelConfig& config, const Stream& stream, DType dtype) : model(config), store(model.parameters(), stream, dtype) {
+  Case(const models::ModelConfig& config, const Stream& stream, DType dtype) : model(config), store(model.parameters(), stream, wide_dtype(dtype), dtype) {
     store.initialise(0);
+    const Tensor weights = store.on_host(store.weights());
     for (const Parameter& p : model.parameters().all()) {
       if (!golden::is_generated(p)) continue;
+      const Tensor place = store.slice(weights, p);
       const std::vector<double> values = golden::parameter_values(p);
       for (std::size_t i = 0; i < values.size(); ++i) {
-        if (dtype == DType::f64) p.value().data<double>()[i] = values[i];
-        else p.value().data<float>()[i] = static_cast<float>(values[i]);
+        if (dtype == DType::f64) place.data<double>()[i] = values[i];
+        else place.data<float>()[i] = static_cast<float>(values[i]);
       }
     }
+    store.from_host(weights, store.weights());
+    store.refresh_shadow();
     store.reset_ema();
   }
 };
 
-Tensor as_dtype(const Tensor& x, DType dtype) {
-  if (dtype == DType::f64) return x;
-  Tensor y = host_zeros(x.shape(), dtype);
-  for (std::int64_t i = 0; i < x.numel(); ++i) y.data<float>()[i] = static_cast<float>(x.data<double>()[i]);
+/// An f64 tensor of the host on the device in another dtype.
+Tensor on_device(const Stream& stream, const Tensor& x, DType dtype) {
+  if (dtype == DType::f64) return stream.to_device(x);
+  Tensor single = host_zeros(x.shape(), DType::f32);
+  for (std::int64_t i = 0; i < x.numel(); ++i) single.data<float>()[i] = static_cast<float>(x.data<double>()[i]);
+  const Tensor there = stream.to_device(single);
+  stream.wait();
+  if (dtype == DType::f32) return there;
+  Tensor y = stream.empty(x.shape(), dtype);
+  kernels::cast(stream, there, y);
   return y;
 }
 
@@ -142,8 +155,9 @@ StepInputs recorded_inputs(const Stream& stream, const models::DecoderConfig& co
   return inputs;
 }
 
-/// Tokens [begin, end) of each image: (N, T, C) -> (N, end - begin, C).
-Tensor tokens(const Tensor& x, std::int64_t begin, std::int64_t end) {
+/// Tokens [begin, end) of each image, on the host: (N, T, C) -> (N, end - begin, C).
+Tensor tokens(const Stream& stream, const Tensor& tensor, std::int64_t begin, std::int64_t end) {
+  const Tensor x = stream.to_host(tensor);
   const std::int64_t n = x.dim(0), t = x.dim(1), c = x.dim(2);
   Tensor y = host_zeros({n, end - begin, c}, DType::f64);
   for (std::int64_t i = 0; i < y.numel(); ++i) {
@@ -153,15 +167,16 @@ Tensor tokens(const Tensor& x, std::int64_t begin, std::int64_t end) {
   return y;
 }
 
-void compare_matches(Errors& errors, const json& wanted, const std::vector<Tensor>& matches) {
+void compare_matches(const Stream& stream, Errors& errors, const json& wanted, const std::vector<Tensor>& matches) {
   const json& sets = wanted.at("value");
   if (sets.size() != matches.size()) return errors.fault(concat(matches.size(), " matchings, wanted ", sets.size()));
   for (std::size_t s = 0; s < matches.size(); ++s) {
     const std::int64_t q = matches[s].dim(1);
+    const Tensor match = stream.to_host(matches[s]);
     for (std::size_t n = 0; n < sets[s].size(); ++n) {
       std::vector<std::int64_t> queries, boxes;
       for (std::int64_t i = 0; i < q; ++i) {
-        const std::int64_t box = matches[s].data<std::int64_t>()[static_cast<std::int64_t>(n) * q + i];
+        const std::int64_t box = match.data<std::int64_t>()[static_cast<std::int64_t>(n) * q + i];
         if (box < 0) continue;
         queries.push_back(i);
         boxes.push_back(box);
@@ -193,11 +208,11 @@ struct ForwardPass {
     const models::ModelConfig config = config_of(file);
     const auto counts = file.at("counts").get<std::vector<std::int64_t>>();
     const auto size = file.at("size_hw").get<std::vector<std::int64_t>>();
-    inputs = recorded_inputs(stream, config.decoder, "golden", counts, dtype);
-    const Tensor images = as_dtype(golden::pictures("image", static_cast<std::int64_t>(counts.size()), size.at(0), size.at(1)), dtype);
+    inputs = recorded_inputs(stream, config.decoder, "golden", counts, wide_dtype(dtype));
+    const Tensor images = on_device(stream, golden::pictures("image", static_cast<std::int64_t>(counts.size()), size.at(0), size.at(1)), dtype);
     run.model.keep_features = true;
     ctx.made = &made;
-    output = run.model.forward(ctx, Variable(images), inputs.denoising, topk);
+    output = run.model.forward(ctx, Variable(images), inputs.denoising, stream.to_device(topk));
     made_by_model = made.size();
     loss = models::Criterion(config.criterion).forward(ctx, output, inputs.denoising, inputs.targets);
     ctx.made = nullptr;
@@ -220,11 +235,27 @@ void take_exact_values(const Stream& stream, const ForwardPass& exact, ForwardPa
     Tensor& to = pass.made[k];
     if (from.shape() != to.shape()) return errors.fault(concat("tensor ", k, " is ", to, " in float32 and ", from, " in float64"));
     if (from.dtype() != DType::f64) {
-      std::copy_n(from.data<std::int64_t>(), from.numel(), to.data<std::int64_t>());
+      stream.copy(from, to);
       continue;
     }
     if (continuous && k < pass.made_by_model) errors.tensors("intermediates", concat("tensor ", k), to, from);
-    kernels::cast(stream, from, to);
+    stream.copy(on_device(stream, from, to.dtype()), to);
+  }
+  stream.wait();
+}
+
+/// In bf16 the losses alone are compared; what can be said of the gradients is that all are there and finite.
+void check_bf16(const Stream& stream, ForwardPass& pass, Errors& errors) {
+  pass.run.store.clear_gradients();
+  pass.tape.backward(pass.ctx, pass.loss.total);
+  for (const Parameter& p : pass.run.store.trainable()) {
+    if (!pass.tape.reached(p)) continue;
+    const Tensor grad = stream.to_host(p.grad());
+    for (std::int64_t i = 0; i < grad.numel(); ++i) {
+      if (std::isfinite(host_value(grad, i))) continue;
+      errors.fault("gradient of " + p.name() + " is not finite");
+      break;
+    }
   }
 }
 
@@ -236,31 +267,36 @@ void run_training(const json& file, DType dtype, const Stream& stream, Errors& e
   const models::CriterionOutput& loss = pass.loss;
   const StepInputs& inputs = pass.inputs;
 
-  const auto losses = models::named_losses(loss);
+  std::vector<Tensor> layer_terms;
+  for (const Variable& terms : loss.terms) layer_terms.push_back(stream.to_host(terms.value()));
+  const auto losses = models::named_losses(layer_terms);
+  const double total = host_value(stream.to_host(loss.total.value()), 0);
+  errors.number("losses", "total", total, file.at("total").get<double>());
+  if (dtype == DType::bf16) return check_bf16(stream, pass, errors);
   if (losses.size() != file.at("losses").size()) errors.fault(concat(losses.size(), " losses, wanted ", file["losses"].size()));
   for (const auto& [name, value] : losses) {
     if (!file["losses"].contains(name)) errors.fault("no " + name + " in the file");
     else errors.number("losses", name, value, file["losses"][name].get<double>());
   }
-  errors.number("losses", "total", host_value(loss.total.value(), 0), file.at("total").get<double>());
   if (dtype == DType::f64) {
     if (file.contains("topk_indices")) {
-      const auto wanted = imposed_topk(file).span<std::int64_t>(), got = output.selected.span<std::int64_t>();
-      if (!std::equal(wanted.begin(), wanted.end(), got.begin(), got.end())) errors.fault("another top-k selection");
+      const Tensor wanted = imposed_topk(file), got = stream.to_host(output.selected);
+      const auto a = wanted.span<std::int64_t>(), b = got.span<std::int64_t>();
+      if (!std::equal(a.begin(), a.end(), b.begin(), b.end())) errors.fault("another top-k selection");
     }
-    if (file.contains("matches")) compare_matches(errors, file["matches"], loss.matches);
+    if (file.contains("matches")) compare_matches(stream, errors, file["matches"], loss.matches);
   }
   const std::int64_t dn = inputs.denoising.classes.defined() ? inputs.denoising.classes.dim(1) : 0;
   const Tensor &logits = output.logits.back().value(), &boxes = output.boxes.back().value();
-  errors.summary("outputs", "pred_logits", tokens(logits, dn, logits.dim(1)), file.at("pred_logits"));
-  errors.summary("outputs", "pred_boxes", tokens(boxes, dn, boxes.dim(1)), file.at("pred_boxes"));
+  errors.summary("outputs", "pred_logits", tokens(stream, logits, dn, logits.dim(1)), file.at("pred_logits"));
+  errors.summary("outputs", "pred_boxes", tokens(stream, boxes, dn, boxes.dim(1)), file.at("pred_boxes"));
   for (std::size_t i = 0; i < 3; ++i) {
     if (file.contains("backbone")) errors.summary("features", concat("backbone.", i), run.model.backbone_features()[i].value(), file["backbone"][i]);
     if (file.contains("encoder")) errors.summary("features", concat("encoder.", i), run.model.encoder_features()[i].value(), file["encoder"][i]);
   }
 
   // After the comparisons of what the forward computed.
-  if (dtype != DType::f64) take_exact_values(stream, ForwardPass(file, stream, DType::f64, topk), pass, errors);
+  if (dtype != DType::f64) take_exact_values(stream, ForwardPass(file, Stream::cpu(stream.pool().threads()), DType::f64, topk), pass, errors);
   run.store.clear_gradients();
   pass.tape.backward(pass.ctx, loss.total);
   const json& grads = file.at("grads");
@@ -300,7 +336,7 @@ void run_evaluation(const json& file, DType dtype, const Stream& stream, Errors&
   const auto size = file.at("size_hw").get<std::vector<std::int64_t>>();
   const auto orig = file.at("orig_wh").get<std::vector<std::int64_t>>();
   Context ctx(stream, nullptr, false);
-  const models::DecoderOutput output = run.model.forward(ctx, Variable(as_dtype(golden::pictures("image", 1, size.at(0), size.at(1)), dtype)));
+  const models::DecoderOutput output = run.model.forward(ctx, Variable(on_device(stream, golden::pictures("image", 1, size.at(0), size.at(1)), dtype)));
   errors.summary("outputs", "pred_logits", output.logits.back().value(), file.at("pred_logits"));
   errors.summary("outputs", "pred_boxes", output.boxes.back().value(), file.at("pred_boxes"));
   const auto boxes = models::postprocess(stream, output.logits.back().value(), output.boxes.back().value(), {orig.at(0)}, {orig.at(1)}).at(0);
@@ -330,8 +366,8 @@ void run_optimizer(const json& file, DType dtype, const Stream& stream, Errors& 
   if (optimizer.group_sizes() != file.at("group_sizes").get<std::vector<std::int64_t>>()) errors.fault("the optimiser's groups have other sizes");
   for (std::size_t s = 0; s < file.at("steps").size(); ++s) {
     const json& wanted = file["steps"][s];
-    const StepInputs inputs = recorded_inputs(stream, config.decoder, concat("golden.step", s), counts, dtype);
-    const Tensor images = as_dtype(golden::pictures(concat("image.step", s), static_cast<std::int64_t>(counts.size()), size.at(0), size.at(1)), dtype);
+    const StepInputs inputs = recorded_inputs(stream, config.decoder, concat("golden.step", s), counts, wide_dtype(dtype));
+    const Tensor images = on_device(stream, golden::pictures(concat("image.step", s), static_cast<std::int64_t>(counts.size()), size.at(0), size.at(1)), dtype);
     Tape tape;
     Context ctx(stream, &tape, true);
     run.store.clear_gradients();
@@ -342,7 +378,7 @@ void run_optimizer(const json& file, DType dtype, const Stream& stream, Errors& 
     for (const Parameter& p : run.store.trainable()) used.push_back(tape.reached(p));
     const double factor = warmup_factor(static_cast<std::int64_t>(s), 2000);
     if (!optimizer.step(factor, used)) errors.fault(concat("step ", s, " was not made"));
-    errors.number("losses", concat("total of step ", s), host_value(loss.total.value(), 0), wanted.at("total").get<double>());
+    errors.number("losses", concat("total of step ", s), host_value(stream.to_host(loss.total.value()), 0), wanted.at("total").get<double>());
     errors.number("gradients", concat("norm of step ", s), optimizer.gradient_norm(), wanted.at("grad_norm").get<double>());
     for (std::size_t g = 0; g < wanted.at("lr").size(); ++g)
       errors.number("schedule", concat("lr ", g, " of step ", s), factor * optimizer.group_lr().at(g), wanted["lr"][g].get<double>());
@@ -370,7 +406,7 @@ GoldenReport run_golden(const fs::path& path, DType dtype, const Stream& stream)
   const auto start = std::chrono::steady_clock::now();
   GoldenReport report;
   report.name = path.stem().string();
-  Errors errors(report);
+  Errors errors(report, stream);
   try {
     std::ifstream in(path);
     if (!in) throw DataError("cannot be read");

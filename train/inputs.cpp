@@ -1,16 +1,20 @@
 #include "train/inputs.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/pointwise.h"
 
 namespace detr::train {
 namespace {
 
+double normalizer(std::int64_t boxes) { return static_cast<double>(std::max<std::int64_t>(boxes, 1)); }
+
 Tensor converted(const Stream& stream, const Tensor& x, DType dtype) {
-  if (x.dtype() == dtype) return x;
+  const Tensor there = stream.to_device(x);
+  if (x.dtype() == dtype) return there;
   Tensor y = stream.empty(x.shape(), dtype);
-  kernels::cast(stream, x, y);
+  kernels::cast(stream, there, y);
   return y;
 }
 
@@ -22,30 +26,82 @@ Tensor scalar(const Stream& stream, double value, DType dtype) {
 
 }  // namespace
 
-Tensor pictures_to_device(const Stream& stream, const data::Batch& batch, DType dtype) {
-  Tensor images = stream.empty({batch.images.dim(0), batch.size_h, batch.size_w, batch.images.dim(3)}, dtype);
-  kernels::images_to_float(stream, batch.images, images);
+StepKey key_of(const data::Batch& batch) {
+  const auto dims = batch.images.shape().dims();
+  return {std::vector<std::int64_t>(dims.begin(), dims.end()), batch.size_h, batch.size_w, batch.targets.labels.dim(1),
+          batch.denoising.groups > 0 ? batch.denoising.classes.dim(1) : 0};
+}
+
+StepInputs empty_inputs(const Stream& stream, const StepKey& key) {
+  const std::int64_t n = key.pictures.at(0);
+  StepInputs inputs;
+  inputs.pictures = stream.empty(Shape(key.pictures), DType::u8);
+  inputs.targets.labels = stream.empty({n, key.box_slots}, DType::i64);
+  inputs.targets.boxes = stream.empty({n, key.box_slots, 4}, DType::f32);
+  inputs.targets.counts = stream.empty({n}, DType::i64);
+  inputs.targets.num_boxes = stream.empty({1}, DType::f32);
+  if (key.denoising_slots == 0) return inputs;
+  inputs.denoising.classes = stream.empty({n, key.denoising_slots}, DType::i64);
+  inputs.denoising.boxes = stream.empty({n, key.denoising_slots, 4}, DType::f32);
+  inputs.denoising.groups = stream.empty({key.denoising_slots}, DType::i64);
+  inputs.targets.dn_match = stream.empty({n, key.denoising_slots}, DType::i64);
+  inputs.targets.dn_num_boxes = stream.empty({1}, DType::f32);
+  return inputs;
+}
+
+void Upload::enqueue(const Tensor& values, Tensor& to) {
+  if (stream_.device().is_cpu()) return stream_.copy(values, to);
+  if (next_ == staged_.size()) staged_.emplace_back();
+  Tensor& staged = staged_[next_++];
+  if (!staged.defined() || staged.shape() != values.shape() || staged.dtype() != values.dtype()) staged = stream_.empty_host(values.shape(), values.dtype());
+  if (values.bytes()) std::memcpy(staged.raw(), values.raw(), static_cast<std::size_t>(values.bytes()));
+  stream_.copy(staged, to);
+}
+
+void Upload::enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& inputs) {
+  const auto one = [](double value) { return host_tensor<float>({1}, {static_cast<float>(value)}); };
+  enqueue(batch.images, inputs.pictures);
+  enqueue(batch.targets.labels, inputs.targets.labels);
+  enqueue(batch.targets.boxes, inputs.targets.boxes);
+  enqueue(batch.targets.counts, inputs.targets.counts);
+  enqueue(one(normalizer(boxes)), inputs.targets.num_boxes);
+  if (inputs.denoising.classes.defined()) {
+    enqueue(batch.denoising.classes, inputs.denoising.classes);
+    enqueue(batch.denoising.boxes, inputs.denoising.boxes);
+    enqueue(batch.denoising.group, inputs.denoising.groups);
+    enqueue(batch.denoising.match, inputs.targets.dn_match);
+    enqueue(one(normalizer(boxes) * static_cast<double>(batch.denoising.groups)), inputs.targets.dn_num_boxes);
+  }
+  copied_ = stream_.record();
+}
+
+void Upload::wait() {
+  copied_.wait();
+  next_ = 0;
+}
+
+Tensor resized_pictures(const Stream& stream, const Tensor& pictures, std::int64_t height, std::int64_t width, DType dtype) {
+  Tensor images = stream.empty({pictures.dim(0), height, width, pictures.dim(3)}, dtype);
+  kernels::images_to_float(stream, pictures, images);
   return images;
+}
+
+Tensor pictures_to_device(const Stream& stream, const data::Batch& batch, DType dtype) {
+  return resized_pictures(stream, stream.to_device(batch.images), batch.size_h, batch.size_w, dtype);
 }
 
 void targets_to_device(const Stream& stream, const data::Targets& targets, const data::Denoising& denoising, std::int64_t boxes, DType dtype,
                        StepInputs& inputs) {
-  const double normalizer = static_cast<double>(std::max<std::int64_t>(boxes, 1));
-  inputs.targets.labels = targets.labels;
+  inputs.targets.labels = stream.to_device(targets.labels);
   inputs.targets.boxes = converted(stream, targets.boxes, dtype);
-  inputs.targets.counts = targets.counts;
-  inputs.targets.num_boxes = scalar(stream, normalizer, dtype);
-  if (denoising.groups == 0) return;
-  inputs.denoising = {denoising.classes, converted(stream, denoising.boxes, dtype), denoising.group};
-  inputs.targets.dn_match = denoising.match;
-  inputs.targets.dn_num_boxes = scalar(stream, normalizer * static_cast<double>(denoising.groups), dtype);
-}
-
-StepInputs to_device(const Stream& stream, const data::Batch& batch, std::int64_t boxes, DType dtype) {
-  StepInputs inputs;
-  inputs.images = pictures_to_device(stream, batch, dtype);
-  targets_to_device(stream, batch.targets, batch.denoising, boxes, dtype, inputs);
-  return inputs;
+  inputs.targets.counts = stream.to_device(targets.counts);
+  inputs.targets.num_boxes = scalar(stream, normalizer(boxes), dtype);
+  if (denoising.groups > 0) {
+    inputs.denoising = {stream.to_device(denoising.classes), converted(stream, denoising.boxes, dtype), stream.to_device(denoising.group)};
+    inputs.targets.dn_match = stream.to_device(denoising.match);
+    inputs.targets.dn_num_boxes = scalar(stream, normalizer(boxes) * static_cast<double>(denoising.groups), dtype);
+  }
+  stream.wait();   // the host's tensors may go
 }
 
 }  // namespace detr::train

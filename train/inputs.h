@@ -6,21 +6,51 @@
 
 namespace detr::train {
 
-/// A batch on the model's device and in its dtype.
+/// What a training step reads, on the model's device.
 struct StepInputs {
-  Tensor images;                       ///< (N, h, w, 3) in [0, 1]
+  Tensor pictures;                     ///< (N, H, W, 3) u8, before the resize to the step's size
   models::DenoisingInputs denoising;
   models::TargetInputs targets;
 };
 
-/// Copies what a training step reads: pictures resized to the step's size, truth, denoising queries, and the normalisers
-/// max(boxes, 1) and max(boxes, 1) G. `boxes` is the number of true boxes of the whole (global) batch.
-StepInputs to_device(const Stream& stream, const data::Batch& batch, std::int64_t boxes, DType dtype);
+/// All that the shapes of a step's tensors follow from. Batches with equal keys run the same kernels on the same addresses.
+struct StepKey {
+  std::vector<std::int64_t> pictures;   ///< shape
+  std::int64_t height = 0, width = 0;   ///< of the step
+  std::int64_t box_slots = 0, denoising_slots = 0;   ///< Gcap, Qcap; 0 slots where nothing is denoised
+  auto operator<=>(const StepKey&) const = default;
+};
+StepKey key_of(const data::Batch& batch);
 
-/// The pictures alone, for evaluation.
+/// Inputs of undefined contents for batches with this key.
+StepInputs empty_inputs(const Stream& stream, const StepKey& key);
+
+/// Enqueues the copies of a batch to the device, through page-locked memory that is kept from one batch to the next: pictures,
+/// truth, denoising queries, and the normalisers max(boxes, 1) and max(boxes, 1) G. `boxes` is the number of true boxes of the
+/// whole (global) batch. On the CPU nothing is kept and the copies are made at once.
+class Upload {
+ public:
+  explicit Upload(const Stream& stream) : stream_(stream.lasting()) {}
+  void enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& inputs);
+  /// One more tensor, before those of the batch.
+  void enqueue(const Tensor& values, Tensor& to);
+  /// Before the next batch: waits until the copies of the last one are made.
+  void wait();
+
+ private:
+  Stream stream_;
+  std::vector<Tensor> staged_;   // page-locked, one for each copy of a batch
+  std::size_t next_ = 0;
+  Event copied_;
+};
+
+/// Pictures in the compute dtype: (N, H, W, 3) u8 -> (N, h, w, 3) in [0, 1].
+Tensor resized_pictures(const Stream& stream, const Tensor& pictures, std::int64_t height, std::int64_t width, DType dtype);
+
+/// The pictures of a batch alone, for evaluation.
 Tensor pictures_to_device(const Stream& stream, const data::Batch& batch, DType dtype);
 
-/// Truth and denoising queries alone (checks bring their own pictures).
+/// Truth and denoising queries alone (checks bring their own pictures), in f32 or f64.
 void targets_to_device(const Stream& stream, const data::Targets& targets, const data::Denoising& denoising, std::int64_t boxes, DType dtype,
                        StepInputs& inputs);
 

@@ -31,7 +31,7 @@ std::vector<std::size_t> assign_groups(const std::vector<Parameter>& parameters,
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& store, const Stream& stream, const OptimizerConfig& config) : store_(store), stream_(stream), config_(config) {
+Optimizer::Optimizer(ParameterStore& store, const Stream& stream, const OptimizerConfig& config) : store_(store), stream_(stream.lasting()), config_(config) {
   const std::vector<Parameter>& parameters = store.trainable();
   const std::vector<std::size_t> groups = assign_groups(parameters, config.groups);
   group_sizes_.assign(config.groups.size() + 1, 0);
@@ -53,31 +53,45 @@ Optimizer::Optimizer(ParameterStore& store, const Stream& stream, const Optimize
     ++group_sizes_[groups[i]];
   }
   const Shape shape{static_cast<std::int64_t>(parameters.size())};
-  segments_ = {host_tensor(shape, begin), host_tensor(shape, count), host_tensor(shape, lr), host_tensor(shape, decay),
-               stream.zeros(shape, DType::i64), stream.zeros(shape, DType::u8)};
-  norms_ = stream.zeros(shape, DType::f64);
-  scalars_ = stream.zeros({kernels::kScalars}, DType::f64);
+  segments_ = {stream_.to_device(host_tensor(shape, begin)), stream_.to_device(host_tensor(shape, count)), stream_.to_device(host_tensor(shape, lr)),
+               stream_.to_device(host_tensor(shape, decay)), stream_.zeros(shape, DType::i64), stream_.zeros(shape, DType::u8)};
+  norms_ = stream_.zeros(shape, DType::f64);
+  scalars_ = stream_.zeros({kernels::kScalars}, DType::f64);
+  stream_.wait();   // the host's tables go
+}
+
+void Optimizer::enqueue(const Stream& stream, const Tensor& used) {
+  segments_.used = used;
+  Tensor weights = store_.trained_weights();
+  kernels::squared_norms(stream, segments_, store_.grads(), norms_);
+  kernels::finish_norm(stream, norms_, config_.clip_max_norm, scalars_);
+  kernels::adamw(stream, segments_, config_.adam, scalars_, store_.grads(), weights, store_.exp_avg(), store_.exp_avg_sq());
+  if (config_.use_ema) kernels::update_ema(stream, config_.ema_decay, config_.ema_warmups, scalars_, store_.weights(), store_.ema());
+  store_.refresh_shadow(stream);
 }
 
 bool Optimizer::step(double lr_factor, const std::vector<bool>& used, bool allowed) {
   DETR_CHECK(used.size() == store_.trainable().size(), "optimizer: ", used.size(), " used bits for ", store_.trainable().size(), " parameters");
-  std::copy(used.begin(), used.end(), segments_.used.data<std::uint8_t>());
-  double* scalars = scalars_.data<double>();
-  scalars[kernels::kLrFactor] = lr_factor;
-  scalars[kernels::kApply] = allowed ? 1 : 0;
-  Tensor weights = store_.trained_weights();
-  kernels::squared_norms(stream_, segments_, store_.grads(), norms_);
-  kernels::finish_norm(stream_, norms_, config_.clip_max_norm, scalars_);
-  kernels::adamw(stream_, segments_, config_.adam, scalars_, store_.grads(), weights, store_.exp_avg(), store_.exp_avg_sq());
-  if (config_.use_ema) kernels::update_ema(stream_, config_.ema_decay, config_.ema_warmups, scalars_, store_.weights(), store_.ema());
-  return scalars[kernels::kApply] == 1;
+  Tensor inputs = scalars_.slice(0, kernels::kStepInputs);
+  const Tensor values = host_tensor<double>({kernels::kStepInputs}, {lr_factor, allowed ? 1.0 : 0.0});
+  const Tensor bits = host_tensor<std::uint8_t>(segments_.used.shape(), std::vector<std::uint8_t>(used.begin(), used.end()));
+  stream_.copy(values, inputs);
+  enqueue(stream_, stream_.to_device(bits));
+  return scalar(kernels::kApply) == 1;
 }
 
-const Parameter* Optimizer::first_bad_parameter() const {
+void Optimizer::set_ema_updates(std::int64_t updates) {
+  Tensor place = scalars_.slice(kernels::kEmaUpdates, kernels::kEmaUpdates + 1);
+  store_.from_host(host_tensor<double>({1}, {static_cast<double>(updates)}), place);
+}
+
+void Optimizer::set_steps(const Tensor& steps) { store_.from_host(steps, segments_.steps); }
+
+const Parameter* Optimizer::first_bad_parameter(const Tensor& norms) const {
   // In registration order, so that the earliest layer is named.
   const std::vector<Parameter>& parameters = store_.trainable();
   for (std::size_t i = parameters.size(); i-- > 0;) {
-    if (!std::isfinite(norms_.data<double>()[i])) return &parameters[i];
+    if (!std::isfinite(norms.data<double>()[i])) return &parameters[i];
   }
   return nullptr;
 }

@@ -30,19 +30,27 @@ class Optimizer {
   /// Throws ConfigError for a bad expression or a parameter in two groups. A group may match nothing: see group_sizes().
   Optimizer(ParameterStore& store, const Stream& stream, const OptimizerConfig& config);
 
-  /// One update from the gradients in the store. `lr_factor` is the schedule's; `used[i]` says whether the loss reached
-  /// store.trainable()[i]; `allowed` false makes no update. Returns whether the update was made: not if the gradient is not finite.
+  /// Enqueues one update from the gradients in the store, by scalars() and `used` (S) u8: whether the loss reached
+  /// store.trainable()[i]. No update is made, and kApply becomes 0, if the gradient is not finite.
+  void enqueue(const Stream& stream, const Tensor& used);
+  /// The same by itself, for checks: `lr_factor` is the schedule's; `allowed` false makes no update. Returns whether it was made.
   bool step(double lr_factor, const std::vector<bool>& used, bool allowed = true);
 
-  /// After step(): norm of the gradient before clipping, and the first parameter whose gradient is not finite (null: none).
-  double gradient_norm() const { return scalars_.data<double>()[kernels::kGradNorm]; }
-  const Parameter* first_bad_parameter() const;
+  /// kernels::kScalars numbers on the device, and (S) f64 the squared norm of each parameter's gradient.
+  Tensor& scalars() { return scalars_; }
+  const Tensor& norms() const { return norms_; }
+  /// After an update: norm of the gradient before clipping, and the first parameter whose gradient is not finite (null: none), here
+  /// by squared norms on the host. These wait for the device.
+  double gradient_norm() const { return scalar(kernels::kGradNorm); }
+  const Parameter* first_bad_parameter() const { return first_bad_parameter(stream_.to_host(norms_)); }
+  const Parameter* first_bad_parameter(const Tensor& norms) const;
 
-  std::int64_t ema_updates() const { return static_cast<std::int64_t>(scalars_.data<double>()[kernels::kEmaUpdates]); }
-  void set_ema_updates(std::int64_t updates) { scalars_.data<double>()[kernels::kEmaUpdates] = static_cast<double>(updates); }
+  std::int64_t ema_updates() const { return static_cast<std::int64_t>(scalar(kernels::kEmaUpdates)); }
+  void set_ema_updates(std::int64_t updates);
   void set_ema_ramp(double updates) { config_.ema_warmups = updates; }
-  /// Updates of each trainable parameter so far, (S) i64 in the store's order; may be written.
-  Tensor& steps() { return segments_.steps; }
+  /// Updates of each trainable parameter so far, (S) i64 in the store's order, on the host.
+  Tensor steps() const { return stream_.to_host(segments_.steps); }
+  void set_steps(const Tensor& steps);
 
   /// Number of trainable parameters of each group, the rest last.
   const std::vector<std::int64_t>& group_sizes() const { return group_sizes_; }
@@ -51,6 +59,8 @@ class Optimizer {
   const OptimizerConfig& config() const { return config_; }
 
  private:
+  double scalar(kernels::Scalar which) const { return stream_.to_host(scalars_).data<double>()[which]; }
+
   ParameterStore& store_;
   Stream stream_;
   OptimizerConfig config_;

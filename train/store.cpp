@@ -1,15 +1,15 @@
 #include "train/store.h"
 
-#include <cstring>
-
 #include "kernels/pointwise.h"
 #include "models/nn/init.h"
 #include "runtime/error.h"
 
 namespace detr::train {
 
-ParameterStore::ParameterStore(const ParameterList& list, const Stream& stream, DType dtype) : list_(&list), stream_(stream) {
+ParameterStore::ParameterStore(const ParameterList& list, const Stream& stream, DType dtype, DType compute)
+    : list_(&list), stream_(stream.lasting()), compute_(compute) {
   DETR_CHECK(dtype == DType::f32 || dtype == DType::f64, "parameter store: f32 or f64, got ", dtype);
+  DETR_CHECK(compute == dtype || (compute == DType::bf16 && dtype == DType::f32), "parameter store: ", dtype, " weights for a model in ", compute);
   const std::vector<Parameter>& all = list.all();
   offsets_.resize(all.size());
   const std::int64_t unit = 256 / size_of(dtype);
@@ -28,11 +28,12 @@ ParameterStore::ParameterStore(const ParameterList& list, const Stream& stream, 
   for (const Parameter& p : all) {
     if (!p.trainable()) place(p);
   }
-  weights_ = stream.zeros({end}, dtype);
-  ema_ = stream.zeros({end}, dtype);
-  grads_ = stream.zeros({trained}, dtype);
-  exp_avg_ = stream.zeros({trained}, dtype);
-  exp_avg_sq_ = stream.zeros({trained}, dtype);
+  weights_ = stream_.zeros({end}, dtype);
+  ema_ = stream_.zeros({end}, dtype);
+  grads_ = stream_.zeros({trained}, dtype);
+  exp_avg_ = stream_.zeros({trained}, dtype);
+  exp_avg_sq_ = stream_.zeros({trained}, dtype);
+  if (compute != dtype) shadow_ = stream_.zeros({end}, compute);
   point_values(weights_);
   for (const Parameter& p : trainable_) p.state().grad = slice(grads_, p);
 }
@@ -44,21 +45,43 @@ Tensor ParameterStore::slice(const Tensor& buffer, const Parameter& parameter) c
 }
 
 void ParameterStore::point_values(const Tensor& buffer) {
-  for (const Parameter& p : list_->all()) p.state().value = slice(buffer, p);
+  for (const Parameter& p : list_->all()) p.state().value = slice(shadow_.defined() && !p.state().wide ? shadow_ : buffer, p);
+  shadow(stream_, buffer);
+}
+
+void ParameterStore::shadow(const Stream& stream, const Tensor& buffer) {
+  if (shadow_.defined()) kernels::cast(stream, buffer, shadow_);
+}
+
+void ParameterStore::refresh_shadow(const Stream& stream) { shadow(stream, weights_); }
+
+ParameterStore::UseEma::~UseEma() {
+  try {
+    store_.point_values(store_.weights_);
+  } catch (const Error&) {   // a device that failed; whoever uses it next is told
+  }
+}
+
+void ParameterStore::from_host(const Tensor& host, Tensor& buffer) {
+  stream_.copy(host, buffer);
+  stream_.wait();   // the host's memory may go
 }
 
 void ParameterStore::initialise(std::uint64_t seed) {
+  const Tensor host = on_host(weights_);
   for (const Parameter& p : list_->all()) {
-    Tensor values = slice(weights_, p);
+    Tensor values = slice(host, p);
     models::init::apply(p, seed, values);
   }
+  from_host(host, weights_);
+  refresh_shadow();
   reset_ema();
 }
 
-void ParameterStore::reset_ema() { std::memcpy(ema_.raw(), weights_.raw(), static_cast<std::size_t>(weights_.bytes())); }
+void ParameterStore::reset_ema() { stream_.copy(weights_, ema_); }
 
-void ParameterStore::clear_gradients() {
-  kernels::fill(stream_, 0, grads_);
+void ParameterStore::clear_gradients(const Stream& stream) {
+  kernels::fill(stream, 0, grads_);
   for (const Parameter& p : trainable_) p.state().written.clear();
 }
 

@@ -10,18 +10,29 @@ namespace detr::train {
 /// Memory of a model: flat buffers of weights, gradients, both moments and the exponential moving average, in which every
 /// Parameter is a slice. Trainable parameters come first, in reverse registration order (backward fills the gradients front to
 /// back, so a bucket of a reducer is a slice), then frozen ones and buffers. Slices start at multiples of 256 bytes; the padding
-/// is zero and stays so.
+/// is zero and stays so. A model that computes in bf16 has a bf16 copy of the weights beside them, the shadow, which its ops read
+/// for all but the wide parameters.
 class ParameterStore {
  public:
-  /// dtype f32 or f64. Points the parameters' `value` and `grad` at the store. All values are zero until initialise() or a load.
-  ParameterStore(const ParameterList& list, const Stream& stream, DType dtype);
+  /// dtype f32 or f64; compute: dtype, or bf16 beside f32. Points the parameters' `value` and `grad` at the store. All values are zero
+  /// until initialise() or a load.
+  ParameterStore(const ParameterList& list, const Stream& stream, DType dtype, DType compute);
+  ParameterStore(const ParameterList& list, const Stream& stream, DType dtype) : ParameterStore(list, stream, dtype, dtype) {}
 
   /// Draws all initial values and copies them to the moving average.
   void initialise(std::uint64_t seed);
   /// Start of a step: zeroes the gradients and forgets which rows were written.
-  void clear_gradients();
+  void clear_gradients(const Stream& stream);
+  void clear_gradients() { clear_gradients(stream_); }
   /// The moving average becomes a copy of the weights.
   void reset_ema();
+  /// After a change of weights(): writes the shadow, if there is one.
+  void refresh_shadow(const Stream& stream);
+  void refresh_shadow() { refresh_shadow(stream_); }
+
+  /// A buffer on the host, to be read or changed: its own memory on the CPU, else a copy that from_host() brings back.
+  Tensor on_host(const Tensor& buffer) const { return stream_.to_host(buffer); }
+  void from_host(const Tensor& host, Tensor& buffer);
 
   const ParameterList& list() const { return *list_; }
   /// Trainable parameters in the order of the gradient buffer.
@@ -40,12 +51,14 @@ class ParameterStore {
 
   std::int64_t trainable_values() const { return trainable_values_; }
   DType dtype() const { return weights_.dtype(); }
+  /// What the model's ops compute in.
+  DType compute_dtype() const { return compute_; }
 
   /// While it lives the parameters' values are those of the moving average.
   class UseEma {
    public:
     explicit UseEma(ParameterStore& store) : store_(store) { store_.point_values(store_.ema_); }
-    ~UseEma() { store_.point_values(store_.weights_); }
+    ~UseEma();
     UseEma(const UseEma&) = delete;
     UseEma& operator=(const UseEma&) = delete;
 
@@ -55,13 +68,15 @@ class ParameterStore {
 
  private:
   void point_values(const Tensor& buffer);
+  void shadow(const Stream& stream, const Tensor& buffer);
 
   const ParameterList* list_;
   Stream stream_;
   std::vector<Parameter> trainable_;
   std::vector<std::int64_t> offsets_;
   std::int64_t trainable_values_ = 0;
-  Tensor weights_, ema_, grads_, exp_avg_, exp_avg_sq_;
+  DType compute_;
+  Tensor weights_, ema_, grads_, exp_avg_, exp_avg_sq_, shadow_;
 };
 
 }  // namespace detr::train

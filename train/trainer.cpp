@@ -25,9 +25,9 @@ std::int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-std::string ids_of(const data::Batch& batch) {
+std::string ids_of(const std::vector<std::int64_t>& image_ids) {
   std::string text;
-  for (const std::int64_t id : batch.image_ids) text += (text.empty() ? "" : ", ") + std::to_string(id);
+  for (const std::int64_t id : image_ids) text += (text.empty() ? "" : ", ") + std::to_string(id);
   return text;
 }
 
@@ -58,10 +58,10 @@ Trainer::Trainer(const RunConfig& config, RunOptions options, const Stream& stre
       if (!p.is_buffer() && std::regex_search(p.name(), pattern)) models::freeze(p);
     }
   }
-  store_ = std::make_unique<ParameterStore>(model_->parameters(), stream_, DType::f32);
+  store_ = std::make_unique<ParameterStore>(model_->parameters(), stream_, DType::f32, compute_dtype(config_.amp, stream_));
   store_->initialise(config_.seed);
   optimizer_ = std::make_unique<Optimizer>(*store_, stream_, config_.optimizer);
-  step_ = std::make_unique<Step>(*model_, *store_, *optimizer_, stream_);
+  step_ = std::make_unique<Step>(*model_, *store_, *optimizer_, stream_, config_.graph);
   state_.seed = config_.seed;
   restore();
   describe();
@@ -211,41 +211,60 @@ bool Trainer::run_epoch(const std::atomic<bool>& stop, RunSummary& summary) {
   data::Batch batch;
   if (state_.epoch_step < steps) train_loader_->start(state_.epoch, state_.epoch_step);
   recent.emplace_back(epoch_start, 0);
-  while (state_.step < total_steps() && state_.epoch_step < steps && !stop && !out_of_time() && train_loader_->next(batch)) {
-    const double factor = warmup_factor(state_.step, warmup_steps_) * decay;
-    const StepResult result = step_->run(batch, factor);
-    ++state_.step;
-    ++state_.epoch_step;
-    count(result, batch);
-    const std::int64_t count = batch.images.dim(0);
-    images += count;
-    waited += train_loader_->last_wait_s();
-    recent.emplace_back(now_s(), count);
-    if (recent.size() > 21) recent.pop_front();
 
-    StepRecord record;
-    record.step = state_.step;
-    record.epoch = state_.epoch;
-    record.epoch_step = state_.epoch_step;
-    record.steps_per_epoch = steps;
-    record.epochs = config_.epochs;
-    record.loss = result.loss;
-    record.terms = result.terms;
-    for (const double lr : optimizer_->group_lr()) record.group_lr.push_back(lr * factor);
-    record.grad_norm = result.grad_norm;
-    record.seconds = recent.back().first - recent[recent.size() - 2].first;
-    record.data_wait_s = train_loader_->last_wait_s();
-    const double step_s = (recent.back().first - recent.front().first) / static_cast<double>(recent.size() - 1);
-    record.images_per_s = static_cast<double>(count) / step_s;
-    record.eta_s = static_cast<double>(total_steps() - state_.step) * step_s;
-    record.skipped = state_.skipped;
-    record.applied = result.applied;
-    record.memory_bytes = static_cast<std::int64_t>(stream_.allocator().peak_bytes());
-    record.rss_bytes = resident_bytes();
-    summary.images_per_s = record.images_per_s;
-    reporter_.step(record);
-    if (options_.save_every_steps > 0 && state_.step % options_.save_every_steps == 0) save(false);
+  struct Started {
+    double factor = 0, data_wait_s = 0;
+    std::vector<std::int64_t> image_ids;
+  };
+  std::deque<Started> in_flight;
+  const auto settle = [&](std::size_t most) {   // the results of all but the last `most` steps
+    for (; in_flight.size() > most; in_flight.pop_front()) {
+      const Started& started = in_flight.front();
+      const StepResult result = step_->finish();
+      ++state_.step;
+      ++state_.epoch_step;
+      count(result, started.image_ids);
+      const std::int64_t count = std::ssize(started.image_ids);
+      images += count;
+      waited += started.data_wait_s;
+      recent.emplace_back(now_s(), count);
+      if (recent.size() > 21) recent.pop_front();
+
+      StepRecord record;
+      record.step = state_.step;
+      record.epoch = state_.epoch;
+      record.epoch_step = state_.epoch_step;
+      record.steps_per_epoch = steps;
+      record.epochs = config_.epochs;
+      record.loss = result.loss;
+      record.terms = result.terms;
+      for (const double lr : optimizer_->group_lr()) record.group_lr.push_back(lr * started.factor);
+      record.grad_norm = result.grad_norm;
+      record.seconds = recent.back().first - recent[recent.size() - 2].first;
+      record.data_wait_s = started.data_wait_s;
+      const double step_s = (recent.back().first - recent.front().first) / static_cast<double>(recent.size() - 1);
+      record.images_per_s = static_cast<double>(count) / step_s;
+      record.eta_s = static_cast<double>(total_steps() - state_.step) * step_s;
+      record.skipped = state_.skipped;
+      record.applied = result.applied;
+      record.memory_bytes = static_cast<std::int64_t>(stream_.allocator().peak_bytes() + step_->peak_bytes());
+      record.rss_bytes = resident_bytes();
+      summary.images_per_s = record.images_per_s;
+      reporter_.step(record);
+    }
+  };
+  // On a GPU the next step is enqueued before the last one's result is read.
+  const std::size_t ahead = stream_.device().is_cpu() ? 0 : Step::kInFlight - 1;
+  const auto begun = [&](std::int64_t done) { return done + std::ssize(in_flight); };
+  while (begun(state_.step) < total_steps() && begun(state_.epoch_step) < steps && !stop && !out_of_time() && train_loader_->next(batch)) {
+    const double factor = warmup_factor(begun(state_.step), warmup_steps_) * decay;
+    step_->start(batch, factor);
+    in_flight.push_back({factor, train_loader_->last_wait_s(), batch.image_ids});
+    const bool save_now = options_.save_every_steps > 0 && begun(state_.step) % options_.save_every_steps == 0;
+    settle(save_now ? 0 : ahead);
+    if (save_now) save(false);
   }
+  settle(0);
   train_loader_->stop();
   if (stop || out_of_time()) return false;
   if (state_.epoch_step < steps) {
@@ -260,7 +279,7 @@ bool Trainer::run_epoch(const std::atomic<bool>& stop, RunSummary& summary) {
   return finish_epoch(stop, summary, record);
 }
 
-void Trainer::count(const StepResult& result, const data::Batch& batch) {
+void Trainer::count(const StepResult& result, const std::vector<std::int64_t>& image_ids) {
   if (state_.step == 1) {
     for (const std::string& name : step_->missing()) reporter_.warning("no loss reaches " + name);
   }
@@ -272,7 +291,7 @@ void Trainer::count(const StepResult& result, const data::Batch& batch) {
     return;
   }
   ++state_.skipped;
-  const std::string what = concat("step ", state_.step, " is not finite (loss ", result.loss, "), first in ", result.fault, "; images ", ids_of(batch));
+  const std::string what = concat("step ", state_.step, " is not finite (loss ", result.loss, "), first in ", result.fault, "; images ", ids_of(image_ids));
   if (++state_.skips_in_row > config_.max_skips)
     throw Diverged(what, "; ", state_.skips_in_row, " such steps in a row: the learning rate is too high, or the data is at fault");
   reporter_.warning(what + "; skipped");
@@ -342,7 +361,7 @@ std::optional<data::EvalResult> Trainer::evaluate(bool ema, const std::atomic<bo
   std::optional<ParameterStore::UseEma> scope;
   if (ema) scope.emplace(*store_);
   const std::int64_t total = val_loader_->images();
-  detections_ = detect(*model_, *val_loader_, options_.train.coco->categories, config_.num_top_queries, store_->dtype(), stream_, [&](std::int64_t done) {
+  detections_ = detect(*model_, *val_loader_, options_.train.coco->categories, config_.num_top_queries, store_->compute_dtype(), step_->stream(), [&](std::int64_t done) {
     reporter_.evaluating(done, total);
     return !stop;
   });

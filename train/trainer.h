@@ -72,7 +72,7 @@ class Trainer {
   void restore();
   void describe();
   bool run_epoch(const std::atomic<bool>& stop, RunSummary& summary);
-  void count(const StepResult& result, const data::Batch& batch);
+  void count(const StepResult& result, const std::vector<std::int64_t>& image_ids);
   bool finish_epoch(const std::atomic<bool>& stop, RunSummary& summary, EpochRecord& record);
   void keep_best(const EpochRecord& record);
   std::optional<data::EvalResult> evaluate(bool ema, const std::atomic<bool>& stop);

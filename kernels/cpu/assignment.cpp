@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/box_math.h"
+#include "kernels/box_math.h"
 #include "kernels/dispatch.h"
 #include "runtime/error.h"
 

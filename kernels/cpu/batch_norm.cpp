@@ -121,11 +121,11 @@ void batch_norm_inference(const Stream& stream, const Tensor& x, const Tensor& w
 void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                          const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
                          bool batch_statistics, Tensor* dx, Tensor* dweight, Tensor* dbias, Tensor* dresidual) {
-  dispatch_float("batch_norm", x.dtype(), [&](auto tag) {
+  dispatch_float("batch_norm", dy.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const std::int64_t C = x.dim(-1), R = x.rows();
+    const std::int64_t C = dy.dim(-1), R = dy.rows();
     const std::vector<T> scales = channel_scale<T>(weight, rstd);
-    const T *px = x.data<T>(), *pdy = dy.data<T>(), *pm = mean.data<T>(), *ps = scales.data();
+    const T *px = x.defined() ? x.data<T>() : nullptr, *pdy = dy.data<T>(), *pm = mean.data<T>(), *ps = scales.data();
     const bool reads_y = activation == Activation::relu, reads_residual = activation == Activation::silu && residual;
     const BeforeActivation<T> before{C, px, pm, ps, bias.data<T>(), reads_residual ? residual->data<T>() : nullptr,
                                      reads_y ? y.data<T>() : nullptr};

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "kernels/attention.h"
-#include "kernels/cpu/box_math.h"
+#include "kernels/box_math.h"
 #include "kernels/dispatch.h"
 #include "runtime/error.h"
 

@@ -1,9 +1,11 @@
 #include "kernels/optimizer.h"
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "kernels/dispatch.h"
+#include "runtime/host_value.h"
 
 namespace detr::kernels::cpu {
 namespace {
@@ -60,6 +62,18 @@ void finish_norm(const Stream&, const Tensor& norms, double max_norm, Tensor& sc
   s[kGradNorm] = std::sqrt(sum);
   s[kClip] = max_norm > 0 ? std::min(1.0, max_norm / (s[kGradNorm] + 1e-6)) : 1.0;
   if (!std::isfinite(s[kGradNorm])) s[kApply] = 0;
+}
+
+void check_step(const Stream&, const Tensor& total, std::span<const Tensor> statuses, Tensor& scalars) {
+  bool healthy = std::isfinite(host_value(total, 0));
+  for (const Tensor& status : statuses) {
+    for (const std::int64_t s : status.span<std::int64_t>()) healthy = healthy && s == -1;
+  }
+  if (!healthy) scalars.data<double>()[kApply] = 0;
+}
+
+void restore_unless_applied(const Stream&, const Tensor& scalars, const Tensor& kept, Tensor& buffers) {
+  if (scalars.data<double>()[kApply] == 0 && buffers.bytes()) std::memcpy(buffers.raw(), kept.raw(), static_cast<std::size_t>(buffers.bytes()));
 }
 
 void adamw(const Stream& stream, Segments& segments, const AdamWOptions& options, const Tensor& scalars, const Tensor& grads,

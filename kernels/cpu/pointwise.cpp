@@ -101,20 +101,25 @@ void sum_backward(const Stream& stream, const Tensor& dtotal, std::span<Tensor* 
 }
 
 void cast(const Stream& stream, const Tensor& x, Tensor& y) {
+  const auto convert = [&](auto* to, const auto* from, const auto& one) {
+    stream.parallel_blocks(x.numel(), kBlockElements, [&](std::int64_t begin, std::int64_t end) {
+#pragma GCC ivdep
+      for (std::int64_t i = begin; i < end; ++i) to[i] = one(from[i]);
+    });
+  };
+  if (y.dtype() == DType::bf16) {
+    DETR_CHECK(x.dtype() == DType::f32, "cast: to bf16 from f32 alone, got ", x);
+    return convert(y.data<BFloat16>(), x.data<float>(), to_bf16);
+  }
   dispatch_float("cast", y.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    T* to = y.data<T>();
-    const auto copy = [&](const auto* from) {
-      stream.parallel_blocks(x.numel(), kBlockElements, [&](std::int64_t begin, std::int64_t end) {
-#pragma GCC ivdep
-        for (std::int64_t i = begin; i < end; ++i) to[i] = static_cast<T>(from[i]);
-      });
-    };
+    const auto plain = [](auto value) { return static_cast<T>(value); };
     switch (x.dtype()) {
-      case DType::f32: copy(x.data<float>()); break;
-      case DType::f64: copy(x.data<double>()); break;
-      case DType::u8: copy(x.data<std::uint8_t>()); break;
-      default: copy(x.data<std::int64_t>()); break;
+      case DType::f32: convert(y.data<T>(), x.data<float>(), plain); break;
+      case DType::f64: convert(y.data<T>(), x.data<double>(), plain); break;
+      case DType::bf16: convert(y.data<T>(), x.data<BFloat16>(), [](BFloat16 value) { return static_cast<T>(to_float(value)); }); break;
+      case DType::u8: convert(y.data<T>(), x.data<std::uint8_t>(), plain); break;
+      case DType::i64: convert(y.data<T>(), x.data<std::int64_t>(), plain); break;
     }
   });
 }

@@ -17,7 +17,7 @@ Tensor Criterion::match(Context& ctx, const Variable& logits, const Variable& bo
   options.giou_weight = config_.cost_giou;
   options.alpha = config_.matcher_alpha;
   options.gamma = config_.matcher_gamma;
-  Tensor cost = ctx.empty({n, targets.labels.dim(1), q}, logits.value().dtype());
+  Tensor cost = ctx.empty({n, targets.labels.dim(1), q}, boxes.value().dtype());
   Tensor match = ctx.empty({n, q}, DType::i64), status = ctx.empty({n}, DType::i64);
   kernels::match_cost(ctx.stream(), logits.value(), boxes.value(), begin, targets.labels, targets.boxes, targets.counts, options, cost);
   kernels::assign(ctx.stream(), cost, targets.counts, match, status);
@@ -49,20 +49,26 @@ CriterionOutput Criterion::forward(Context& ctx, const DecoderOutput& output, co
   return out;
 }
 
-std::vector<std::pair<std::string, double>> named_losses(const CriterionOutput& output) {
+std::vector<std::pair<std::string, double>> named_losses(std::span<const Tensor> layer_terms) {
   static constexpr const char* kNames[] = {"loss_vfl", "loss_bbox", "loss_giou"};
   std::vector<std::pair<std::string, double>> losses;
   const auto append = [&](const Tensor& terms, std::int64_t set, const std::string& suffix) {
     for (std::int64_t i = 0; i < 3; ++i) losses.emplace_back(kNames[i] + suffix, host_value(terms, set * 3 + i));
   };
-  const std::size_t layers = output.terms.size() - 1;
-  append(output.terms[layers - 1].value(), 0, "");
-  for (std::size_t l = 0; l + 1 < layers; ++l) append(output.terms[l].value(), 0, concat("_aux_", l));
-  if (output.terms[0].dim(0) > 1) {
-    for (std::size_t l = 0; l < layers; ++l) append(output.terms[l].value(), 1, concat("_dn_", l));
+  const std::size_t layers = layer_terms.size() - 1;
+  append(layer_terms[layers - 1], 0, "");
+  for (std::size_t l = 0; l + 1 < layers; ++l) append(layer_terms[l], 0, concat("_aux_", l));
+  if (layer_terms[0].dim(0) > 1) {
+    for (std::size_t l = 0; l < layers; ++l) append(layer_terms[l], 1, concat("_dn_", l));
   }
-  append(output.terms[layers].value(), 0, "_enc_0");
+  append(layer_terms[layers], 0, "_enc_0");
   return losses;
+}
+
+std::vector<std::pair<std::string, double>> named_losses(const CriterionOutput& output) {
+  std::vector<Tensor> terms;
+  for (const Variable& layer : output.terms) terms.push_back(layer.value());
+  return named_losses(terms);
 }
 
 }  // namespace detr::models

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +41,8 @@ class Criterion {
 };
 
 /// The terms under the reference's names and in its order: loss_vfl, loss_bbox, loss_giou, then the same with _aux_i, _dn_i, _enc_0.
-/// Reads the values on the host.
+/// `layer_terms` are the values of CriterionOutput::terms, on the host.
+std::vector<std::pair<std::string, double>> named_losses(std::span<const Tensor> layer_terms);
 std::vector<std::pair<std::string, double>> named_losses(const CriterionOutput& output);
 
 }  // namespace detr::models

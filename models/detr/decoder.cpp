@@ -158,12 +158,15 @@ Decoder::Decoder(ParameterList& list, const std::string& name, std::int64_t in_c
     bbox_heads_.emplace_back(list, detr::concat(name, ".dec_bbox_head.", i), std::vector<std::int64_t>{d, d, d, 4}, false, true);
 }
 
-const Decoder::Cells& Decoder::cells(const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype) {
+const Decoder::Cells& Decoder::cells(const Stream& stream, const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype) {
   Cells& entry = cells_[levels];
-  if (!entry.logits.defined() || entry.logits.dtype() != dtype) {
+  if (!entry.logits.defined() || entry.logits.dtype() != dtype || entry.logits.device() != stream.device()) {
     const auto fill_entry = [&](const auto& anchors) {
       const auto tokens = static_cast<std::int64_t>(anchors.valid.size());
-      entry = {host_tensor({tokens, 4}, anchors.logits), host_tensor({tokens}, anchors.valid)};
+      const std::vector<std::int64_t> ordinary(static_cast<std::size_t>(config_.num_queries), kernels::kOrdinaryQuery);
+      entry = {stream.to_device(host_tensor({tokens, 4}, anchors.logits)), stream.to_device(host_tensor({tokens}, anchors.valid)),
+               stream.to_device(host_tensor({config_.num_queries}, ordinary))};
+      stream.wait();   // the host's copies go
     };
     if (dtype == DType::f64) fill_entry(make_anchors<double>(levels));
     else fill_entry(make_anchors<float>(levels));
@@ -185,9 +188,9 @@ DecoderOutput Decoder::forward(Context& ctx, const std::vector<Variable>& maps, 
   }
   const Variable memory = concatenate(ctx, tokens, 1);
   const std::int64_t n = memory.dim(0), t = memory.dim(1), q = config_.num_queries;
-  const DType dtype = memory.value().dtype();
+  const DType dtype = memory.value().dtype(), wide = wide_dtype(dtype);
   DETR_CHECK(t >= q, "decoder: ", q, " queries need as many feature cells, got ", t, "; use a larger image or fewer queries");
-  const Cells& grid = cells(levels, dtype);
+  const Cells& grid = cells(ctx.stream().lasting(), levels, wide);
 
   DecoderOutput out;
   out.selected = imposed;
@@ -203,10 +206,10 @@ DecoderOutput Decoder::forward(Context& ctx, const std::vector<Variable>& maps, 
     kernels::topk(ctx.stream(), best, values, out.selected);
   }
   const Variable rows = encode_rows(ctx, gather_rows(ctx, memory, out.selected, grid.valid));
-  Tensor anchors = ctx.empty({n, q, 4}, dtype);
+  Tensor anchors = ctx.empty({n, q, 4}, wide);
   kernels::embedding_forward(ctx.stream(), grid.logits, out.selected, anchors);
   out.enc_logits = enc_score_head_.forward(ctx, rows);
-  out.enc_boxes = activation(ctx, add(ctx, enc_bbox_head_.forward(ctx, rows), Variable(anchors)), Activation::sigmoid);
+  out.enc_boxes = activation(ctx, add(ctx, cast(ctx, enc_bbox_head_.forward(ctx, rows), wide), Variable(anchors)), Activation::sigmoid);
 
   Variable h = rows.detach();
   Tensor reference = out.enc_boxes.value();
@@ -214,15 +217,15 @@ DecoderOutput Decoder::forward(Context& ctx, const std::vector<Variable>& maps, 
   if (denoising.classes.defined()) {
     h = concatenate(ctx, std::vector<Variable>{embedding(ctx, ctx.leaf(class_embed_), denoising.classes, config_.num_classes), h}, 1);
     reference = concat_tensors(ctx, denoising.boxes, reference, 1);
-    groups = concat_tensors(ctx, denoising.groups, host_tensor<std::int64_t>({q}, std::vector<std::int64_t>(static_cast<std::size_t>(q), kernels::kOrdinaryQuery)), 0);
+    groups = concat_tensors(ctx, denoising.groups, grid.ordinary, 0);
   }
   const std::int64_t last = config_.eval_idx < 0 ? config_.num_layers + config_.eval_idx : config_.eval_idx;
   Variable refined;   // the box after the layer before, with its graph: the next layer's loss reaches it ("look forward twice")
   for (std::int64_t i = 0; i < config_.num_layers; ++i) {
     const auto l = static_cast<std::size_t>(i);
-    const Variable position = query_pos_head_.forward(ctx, Variable(reference));
+    const Variable position = query_pos_head_.forward(ctx, cast(ctx, Variable(reference), dtype));
     h = layers_[l].forward(ctx, h, position, reference, memory, levels, groups);
-    const Variable delta = bbox_heads_[l].forward(ctx, h);
+    const Variable delta = cast(ctx, bbox_heads_[l].forward(ctx, h), wide);
     const Variable next = refine_boxes(ctx, delta, Variable(reference));
     if (ctx.training() || i == last) {
       out.logits.push_back(score_heads_[l].forward(ctx, h));

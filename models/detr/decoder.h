@@ -72,9 +72,10 @@ class Decoder {
 
  private:
   struct Cells {
-    Tensor logits, valid;   // (T, 4) in the compute dtype, (T) u8
+    Tensor logits, valid;   // (T, 4), never bf16; (T) u8
+    Tensor ordinary;        // (Nq) i64, the group of the ordinary queries
   };
-  const Cells& cells(const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype);
+  const Cells& cells(const Stream& stream, const std::vector<std::array<std::int64_t, 2>>& levels, DType dtype);
   Variable encode_rows(Context& ctx, const Variable& memory) const;
 
   DecoderConfig config_;

@@ -78,9 +78,12 @@ Variable HybridEncoder::aifi(Context& ctx, const Variable& map) {
   const std::int64_t n = map.dim(0), h = map.dim(1), w = map.dim(2), e = map.dim(3);
   const Variable x = reshape(ctx, map, {n, h * w, e});
   Tensor& table = position_tables_[{h, w}];
-  if (!table.defined() || table.dtype() != map.value().dtype()) {
-    table = ctx.empty({h * w, e}, map.value().dtype());
-    kernels::cast(ctx.stream(), host_tensor<float>({h * w, e}, position_table(h, w, e, config_.pe_temperature)), table);
+  if (!table.defined() || table.dtype() != map.value().dtype() || table.device() != map.value().device()) {
+    const Stream lasting = ctx.stream().lasting();
+    const Tensor host = host_tensor<float>({h * w, e}, position_table(h, w, e, config_.pe_temperature)), values = lasting.to_device(host);
+    table = lasting.empty({h * w, e}, map.value().dtype());
+    kernels::cast(lasting, values, table);
+    lasting.wait();   // the host's copy goes
   }
   const Variable attended = attention_.forward(ctx, add(ctx, x, Variable(table)), x, Tensor());
   const Variable y = norm1_.forward(ctx, attended, x);

@@ -36,7 +36,9 @@ Variable Mlp::forward(Context& ctx, const Variable& x) const {
 }
 
 LayerNorm::LayerNorm(ParameterList& list, const std::string& name, std::int64_t width)
-    : weight(list.add(name + ".weight", {width}, init::constant(1))), bias(list.add(name + ".bias", {width}, init::constant(0))) {}
+    : weight(list.add(name + ".weight", {width}, init::constant(1))), bias(list.add(name + ".bias", {width}, init::constant(0))) {
+  weight.state().wide = bias.state().wide = true;
+}
 
 Variable LayerNorm::forward(Context& ctx, const Variable& x, const Variable& residual) const {
   return layer_norm(ctx, x, residual, ctx.leaf(weight), ctx.leaf(bias), eps);
@@ -49,6 +51,7 @@ BatchNorm::BatchNorm(ParameterList& list, const std::string& name, std::int64_t 
   };
   weight = affine(".weight", 1);
   bias = affine(".bias", 0);
+  weight.state().wide = bias.state().wide = true;
   running_mean = list.add_buffer(name + ".running_mean", {channels}, init::constant(0));
   running_var = list.add_buffer(name + ".running_var", {channels}, init::constant(1));
 }

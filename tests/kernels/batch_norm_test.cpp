@@ -137,6 +137,37 @@ TEST_CASE("batch_norm: one row, no rows, no channels", "[cpu]") {
   CHECK(narrow.dx.numel() == 0);
 }
 
+TEST_CASE("batch_norm: x may be dropped where nothing of it is read", "[cpu]") {
+  for (const Activation activation : {Activation::none, Activation::relu}) {
+    Case full({1, 3, 3, 5}, DType::f64), lean({1, 3, 3, 5}, DType::f64);
+    for (Case* c : {&full, &lean}) {
+      c->activation = activation;
+      c->forward();
+    }
+    full.backward(false);
+    const auto lean_backward = [&](bool batch_statistics, Activation kind, Tensor* dweight, Tensor* dbias) {
+      kernels::batch_norm_backward(Stream::cpu(1), lean.dy, Tensor(), lean.weight, lean.bias, nullptr, lean.y, lean.mean, lean.rstd, kind,
+                                   batch_statistics, &lean.dx, dweight, dbias, &lean.dresidual);
+    };
+    lean_backward(false, activation, nullptr, nullptr);
+    expect_same_bits(lean.dx, full.dx);
+    expect_same_bits(lean.dresidual, full.dresidual);
+    const std::string text = "batch_norm: x must be (..., C), got undefined";
+    expect_throws<InvalidArgument>([&] { lean_backward(true, activation, nullptr, nullptr); }, text);
+    expect_throws<InvalidArgument>([&] { lean_backward(false, Activation::silu, nullptr, nullptr); }, text);
+    expect_throws<InvalidArgument>([&] { lean_backward(false, activation, &lean.dweight, nullptr); }, text);
+    expect_throws<InvalidArgument>([&] { lean_backward(false, activation, nullptr, &lean.dbias); }, text);
+  }
+  Case c({1, 2, 2, 3}, DType::f64);
+  c.x = c.dy = Tensor();
+  expect_throws<InvalidArgument>(
+      [&] {
+        kernels::batch_norm_backward(Stream::cpu(1), c.dy, c.x, c.weight, c.bias, nullptr, c.y, c.mean, c.rstd, c.activation, false, &c.dx, nullptr,
+                                     nullptr, nullptr);
+      },
+      "batch_norm: dy must be (..., C), got undefined");
+}
+
 TEST_CASE("batch_norm: many blocks of rows against sums in long double", "[cpu]") {
   Case c({2, 97, 113, 3}, DType::f32, 1000);   // 3 blocks; the mean is a thousand times the deviation
   c.forward();

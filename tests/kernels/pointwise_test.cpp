@@ -105,6 +105,22 @@ TEST_CASE("sum: all elements of all inputs, in double", "[cpu]") {
   expect_close(dc, f64({}, {3}), 0);
 }
 
+TEST_CASE("cast: bf16, rounded to nearest, ties to even", "[cpu]") {
+  const std::vector<float> values = {1, -2.5F, 1.00390625F, 1.01171875F, 3.4e38F, -0.0F, 1e-40F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
+  const std::vector<float> wanted = {1, -2.5F, 1.0F, 1.015625F, std::numeric_limits<float>::infinity(), -0.0F, 9.918E-41F, std::numeric_limits<float>::infinity(), 0};
+  const Tensor x = host_tensor<float>({9}, values);
+  Tensor half = host_zeros({9}, DType::bf16), back = host_zeros({9}, DType::f32), wide = host_zeros({9}, DType::f64);
+  kernels::cast(stream(), x, half);
+  kernels::cast(stream(), half, back);
+  kernels::cast(stream(), half, wide);
+  for (std::size_t i = 0; i + 1 < wanted.size(); ++i) {
+    INFO("element " << i);
+    expect_close(static_cast<double>(back.data<float>()[i]), static_cast<double>(wanted[i]), 1e-3);
+    CHECK(wide.data<double>()[i] == static_cast<double>(back.data<float>()[i]));
+  }
+  CHECK(std::isnan(back.data<float>()[8]));
+}
+
 TEST_CASE("cast", "[cpu]") {
   const Tensor x = f64({3}, {0.1, -2, 1e300});
   Tensor single = host_zeros({3}, DType::f32), twice = host_zeros({3}, DType::f64), same = host_zeros({3}, DType::f64);
@@ -172,7 +188,7 @@ TEST_CASE("pointwise: broken contracts", "[cpu]") {
   throws([&] { kernels::sum_forward(stream(), inputs, wrong); }, "sum: total must be f64(1)");
   throws([&] { kernels::sum_backward(stream(), x, {}); }, "sum: dtotal must be f64(1)");
   throws([&] { kernels::sum_backward(stream(), f64({1}, {1}), wanted); }, "sum: dinput must be f64(2, 3)");
-  throws([&] { kernels::cast(stream(), half, y); }, "cast: x must be f32, f64, u8 or i64, got bf16(2, 3)");
+  throws([&] { kernels::cast(stream(), x, half); }, "cast: to bf16 from f32 alone, got f64(2, 3)");
   throws([&] { kernels::cast(stream(), undefined, y); }, "cast: x must be");
   throws([&] { kernels::cast(stream(), x, wrong); }, "cast: y must be");
   throws([&] { kernels::cast(stream(), x, whole); }, "cast: the CPU computes in f32 and f64, got i64");

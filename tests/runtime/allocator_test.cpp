@@ -1,6 +1,7 @@
 #include "runtime/allocator.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -121,4 +122,87 @@ TEST_CASE("allocator: host memory is aligned", "[cpu]") {
     CHECK(reinterpret_cast<std::uintptr_t>(block.get()) % 64 == 0);
     block.get()[bytes - 1] = std::byte{1};
   }
+}
+
+namespace {
+
+/// Comes in segments of 4096 bytes.
+class SegmentMemory final : public MemorySource {
+ public:
+  ~SegmentMemory() override { CHECK(taken == 0); }
+  Device device() const override { return Device::cuda(0); }
+  std::size_t segment_bytes() const override { return 4096; }
+  void* take(std::size_t bytes) override {
+    taken += bytes;
+    ++takes;
+    return std::aligned_alloc(64, bytes);
+  }
+  void give(void* memory, std::size_t bytes) override {
+    taken -= bytes;
+    std::free(memory);
+  }
+
+  std::size_t taken = 0;
+  int takes = 0;
+};
+
+}  // namespace
+
+TEST_CASE("allocator: segments are cut and joined", "[cpu]") {
+  const auto memory = std::make_shared<SegmentMemory>();
+  const auto allocator = Allocator::make(memory);
+  auto a = allocator->allocate(1000), b = allocator->allocate(1000), c = allocator->allocate(1000);
+  CHECK(memory->takes == 1);
+  CHECK(b.get() == a.get() + 1024);
+  CHECK(c.get() == b.get() + 1024);
+  CHECK(allocator->bytes_in_use() == 3 * 1024);
+  CHECK(allocator->bytes_cached() == 1024);
+  std::byte* start = a.get();
+  a.reset();
+  c.reset();   // joined with the free end
+  CHECK(allocator->bytes_cached() == 3 * 1024);
+  auto d = allocator->allocate(2048);
+  CHECK(d.get() == start + 2048);
+  allocator->free_cache();   // b and d hold the segment
+  CHECK(memory->taken == 4096);
+  b.reset();                 // joined with what was a
+  auto e = allocator->allocate(2000);
+  CHECK(e.get() == start);
+  auto f = allocator->allocate(10000);   // larger than a segment
+  CHECK(memory->takes == 2);
+  CHECK(memory->taken == 4096 + 10240);
+  d.reset();
+  e.reset();
+  f.reset();
+  CHECK(allocator->bytes_in_use() == 0);
+  CHECK(allocator->bytes_cached() == 4096 + 10240);
+  allocator->free_cache();
+  CHECK(memory->taken == 0);
+  CHECK(allocator->bytes_cached() == 0);
+}
+
+TEST_CASE("allocator: random cutting and joining keeps blocks apart", "[cpu]") {
+  const auto memory = std::make_shared<SegmentMemory>();
+  const auto allocator = Allocator::make(memory);
+  std::vector<std::pair<std::shared_ptr<std::byte>, std::size_t>> blocks;
+  std::uint64_t state = 1;
+  const auto draw = [&](std::uint64_t bound) { return (state = state * 6364136223846793005ULL + 1442695040888963407ULL, (state >> 33) % bound); };
+  for (int i = 0; i < 3000; ++i) {
+    if (blocks.size() > 20 || (!blocks.empty() && draw(2) == 0)) {
+      const std::size_t k = draw(blocks.size());
+      const auto fill = static_cast<unsigned char>(blocks[k].second % 251);
+      bool intact = true;
+      for (std::size_t j = 0; j < blocks[k].second; ++j) intact = intact && std::to_integer<unsigned char>(blocks[k].first.get()[j]) == fill;
+      REQUIRE(intact);
+      blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(k));
+    } else {
+      const std::size_t bytes = 1 + draw(3000);
+      blocks.emplace_back(allocator->allocate(bytes), bytes);
+      std::memset(blocks.back().first.get(), static_cast<int>(bytes % 251), bytes);
+    }
+  }
+  blocks.clear();
+  CHECK(allocator->bytes_in_use() == 0);
+  allocator->free_cache();
+  CHECK(allocator->bytes_cached() == 0);
 }

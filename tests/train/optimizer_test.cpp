@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/optimizer.h"
 #include "models/nn/init.h"
 #include "tests/support.h"
 
@@ -138,6 +139,51 @@ TEST_CASE("optimizer: a gradient that is not finite changes nothing and is named
     CHECK(optimizer.step(1, kAll));
     CHECK_FALSE(optimizer.step(1, kAll, false));   // not allowed
     CHECK(values_of(optimizer.steps()) == std::vector<double>{2, 2});
+  }
+}
+
+TEST_CASE("check_step: a loss that is not finite or an unsolved matching stops the step", "[cpu]") {
+  const Stream stream = Stream::cpu(1);
+  const auto statuses = [](const std::vector<std::int64_t>& values) { return host_tensor(Shape{std::ssize(values)}, values); };
+  const auto applied = [&](const Tensor& total, const std::vector<Tensor>& status, double apply) {
+    Tensor scalars = host_tensor<double>({kernels::kScalars}, std::vector<double>(kernels::kScalars, apply));
+    kernels::check_step(stream, total, status, scalars);
+    for (int i = 0; i < kernels::kScalars; ++i) CHECK((i == kernels::kApply || scalars.data<double>()[i] == apply));
+    return scalars.data<double>()[kernels::kApply];
+  };
+  const Tensor loss = host_tensor<double>({1}, {5}), single = host_tensor<float>({1}, {5}), healthy = statuses({-1, -1, -1});
+  CHECK(applied(loss, {}, 1) == 1);
+  CHECK(applied(loss, {healthy, statuses({}), healthy.reshape({3, 1})}, 1) == 1);
+  CHECK(applied(single, {healthy}, 1) == 1);
+  CHECK(applied(loss, {healthy}, 0) == 0);   // a step that is called off stays so
+  CHECK(applied(loss, {healthy, statuses({-1, -1, 0})}, 1) == 0);
+  CHECK(applied(loss, {statuses({7, -1})}, 1) == 0);
+  for (const double bad : {kNan, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
+    CHECK(applied(host_tensor<double>({1}, {bad}), {healthy}, 1) == 0);
+    CHECK(applied(host_tensor<float>({1}, {static_cast<float>(bad)}), {}, 1) == 0);
+  }
+  CHECK(applied(loss, std::vector<Tensor>(kernels::kMaxStatuses, healthy), 1) == 1);
+  expect_throws<InvalidArgument>([&] { applied(loss, std::vector<Tensor>(kernels::kMaxStatuses + 1, healthy), 1); }, "check_step: at most 16 statuses, got 17");
+  expect_throws<InvalidArgument>([&] { applied(host_zeros({2}, DType::f64), {}, 1); }, "check_step: total must be f64(1)");
+  expect_throws<InvalidArgument>([&] { applied(loss, {loss}, 1); }, "check_step: status must be i64(1)");
+  Tensor few = host_zeros({2}, DType::f64);
+  expect_throws<InvalidArgument>([&] { kernels::check_step(stream, loss, {}, few); }, "check_step: scalars must be f64(5)");
+}
+
+TEST_CASE("restore_unless_applied: statistics of a step that is not made", "[cpu]") {
+  const Stream stream = Stream::cpu(1);
+  Tensor scalars = host_zeros({kernels::kScalars}, DType::f64);
+  for (const double apply : {0.0, 1.0}) {
+    scalars.data<double>()[kernels::kApply] = apply;
+    const Tensor kept = host_tensor<float>({3}, {1, 2, 3});
+    Tensor buffers = host_tensor<float>({3}, {4, 5, 6}), none = host_zeros({0}, DType::f64);
+    kernels::restore_unless_applied(stream, scalars, kept, buffers);
+    CHECK(values_of(buffers) == (apply == 1 ? std::vector<double>{4, 5, 6} : std::vector<double>{1, 2, 3}));
+    CHECK(values_of(kept) == std::vector<double>{1, 2, 3});
+    kernels::restore_unless_applied(stream, scalars, host_zeros({0}, DType::f64), none);
+    expect_throws<InvalidArgument>([&] { kernels::restore_unless_applied(stream, scalars, host_zeros({2}, DType::f32), buffers); },
+                                   "restore_unless_applied: kept must be f32(3), got f32(2)");
+    expect_throws<InvalidArgument>([&] { kernels::restore_unless_applied(stream, kept, kept, buffers); }, "restore_unless_applied: scalars must be f64(5)");
   }
 }
 

@@ -3,7 +3,14 @@
 #include <array>
 #include <cmath>
 
-namespace detr::kernels::cpu {
+/// Marks what host and device code share.
+#ifdef __CUDACC__
+#define DETR_HOST_DEVICE __host__ __device__
+#else
+#define DETR_HOST_DEVICE
+#endif
+
+namespace detr::kernels {
 
 /// A box (cx, cy, w, h) by its sides, with its area; a negative size counts as none.
 template <class T>
@@ -11,15 +18,15 @@ struct BoxSides {
   T left, top, right, bottom;
 
   template <class U>
-  explicit BoxSides(const U* box)
+  DETR_HOST_DEVICE explicit BoxSides(const U* box)
       : left(T(box[0]) - T(0.5) * T(box[2])),
         top(T(box[1]) - T(0.5) * T(box[3])),
         right(T(box[0]) + T(0.5) * T(box[2])),
         bottom(T(box[1]) + T(0.5) * T(box[3])) {}
 
-  T width() const { return std::max(right - left, T(0)); }
-  T height() const { return std::max(bottom - top, T(0)); }
-  T area() const { return width() * height(); }
+  DETR_HOST_DEVICE T width() const { return std::max(right - left, T(0)); }
+  DETR_HOST_DEVICE T height() const { return std::max(bottom - top, T(0)); }
+  DETR_HOST_DEVICE T area() const { return width() * height(); }
 };
 
 /// Areas up to this count as zero: in f32 the quotients of the gradient would overflow.
@@ -31,7 +38,7 @@ class BoxOverlap {
  public:
   /// a, b point to (cx, cy, w, h) of any floating type; the arithmetic is in T.
   template <class U>
-  BoxOverlap(const U* a, const U* b)
+  DETR_HOST_DEVICE BoxOverlap(const U* a, const U* b)
       : a_(a),
         b_(b),
         width_(std::min(a_.right, b_.right) - std::max(a_.left, b_.left)),
@@ -47,13 +54,13 @@ class BoxOverlap {
   }
 
   /// Intersection over union, 0 if the union has no area.
-  T iou() const { return iou_; }
+  DETR_HOST_DEVICE T iou() const { return iou_; }
   /// IoU minus the part of the enclosing box that is outside the union; IoU if the enclosing box has no area.
-  T giou() const { return giou_; }
+  DETR_HOST_DEVICE T giou() const { return giou_; }
 
   /// d giou / d (cx, cy, w, h) of a. Equal sides share the gradient of their max or min half and half; a size or an
   /// intersection of exactly 0 still passes it.
-  std::array<T, 4> giou_gradient() const {
+  DETR_HOST_DEVICE std::array<T, 4> giou_gradient() const {
     // giou = I / U + U / E - 1 with U = area(a) + area(b) - I, intersection I and enclosing area E
     const T by_iou = union_ <= T(kNoArea) ? T(0) : 1 / union_;
     const T by_hull = hull_ <= T(kNoArea) ? T(0) : 1 / hull_;
@@ -81,7 +88,7 @@ class BoxOverlap {
 
  private:
   /// Part of the gradient that the first operand of a max or min gets.
-  static T share(bool chosen, bool tie) { return tie ? T(0.5) : chosen ? T(1) : T(0); }
+  DETR_HOST_DEVICE static T share(bool chosen, bool tie) { return tie ? T(0.5) : chosen ? T(1) : T(0); }
 
   BoxSides<T> a_, b_;
   T width_, height_;             // of the intersection, negative where the boxes are apart
@@ -91,10 +98,10 @@ class BoxOverlap {
 
 /// sum |a - b| over (cx, cy, w, h).
 template <class T, class U>
-T box_distance(const U* a, const U* b) {
+DETR_HOST_DEVICE T box_distance(const U* a, const U* b) {
   T sum = 0;
   for (int i = 0; i < 4; ++i) sum += std::abs(T(a[i]) - T(b[i]));
   return sum;
 }
 
-}  // namespace detr::kernels::cpu
+}  // namespace detr::kernels

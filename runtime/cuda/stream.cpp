@@ -1,0 +1,90 @@
+#include "runtime/stream.h"
+
+#include "runtime/cuda/stream_state.h"
+#include "runtime/cuda/try.h"
+#include "runtime/gpus.h"
+
+namespace detr::cuda {
+namespace {
+
+class DeviceMemory final : public MemorySource {
+ public:
+  explicit DeviceMemory(int index) : index_(index) {}
+  Device device() const override { return Device::cuda(index_); }
+  std::size_t segment_bytes() const override { return kCudaSegmentBytes; }
+  void* take(std::size_t bytes) override {
+    DETR_TRY(cudaSetDevice(index_));
+    void* memory = nullptr;
+    const cudaError_t status = cudaMalloc(&memory, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+      static_cast<void>(cudaGetLastError());   // forget it: the allocator frees its cache and asks again
+      return nullptr;
+    }
+    expect_success(status, "cudaMalloc");
+    return memory;
+  }
+  void give(void* memory, std::size_t) override { static_cast<void>(cudaFree(memory)); }
+
+ private:
+  int index_;
+};
+
+/// Host memory that the GPU copies from and to without waiting.
+class PinnedMemory final : public MemorySource {
+ public:
+  Device device() const override { return Device::cpu(); }
+  void* take(std::size_t bytes) override {
+    void* memory = nullptr;
+    return cudaMallocHost(&memory, bytes) == cudaSuccess ? memory : nullptr;
+  }
+  void give(void* memory, std::size_t) override { static_cast<void>(cudaFreeHost(memory)); }
+};
+
+}  // namespace
+
+StreamState::StreamState(int device) : device_(device) {
+  DETR_TRY(cudaSetDevice(device));
+  DETR_TRY(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+  cudaStream_t stream = nullptr;
+  DETR_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  stream_.reset(stream);
+}
+
+StreamParts open_stream(int index) {
+  const std::vector<Gpu> gpus = detr::list_gpus();
+  if (gpus.empty()) throw DeviceError("there is no CUDA device, or no driver for one");
+  if (index < 0 || index >= static_cast<int>(gpus.size())) throw DeviceError("cuda:", index, ": there are ", gpus.size(), " CUDA devices");
+  return {Allocator::make(std::make_shared<DeviceMemory>(index)), Allocator::make(std::make_shared<PinnedMemory>()), std::make_shared<StreamState>(index)};
+}
+
+void copy(const Stream& stream, const Tensor& from, Tensor& to) {
+  DETR_TRY(cudaMemcpyAsync(to.raw(), from.raw(), static_cast<std::size_t>(to.bytes()), cudaMemcpyDefault, native(stream)));
+}
+
+void clear(const Stream& stream, Tensor& tensor) {
+  DETR_TRY(cudaMemsetAsync(tensor.raw(), 0, static_cast<std::size_t>(tensor.bytes()), native(stream)));
+}
+
+std::shared_ptr<Allocator> make_arena(const Stream& stream) { return Allocator::make(std::make_shared<DeviceMemory>(stream.device().index)); }
+
+std::shared_ptr<void> record(const Stream& stream) {
+  cudaEvent_t event = nullptr;
+  DETR_TRY(cudaEventCreate(&event));
+  std::shared_ptr<void> owner(event, [](void* e) { static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(e))); });
+  cudaStreamCaptureStatus capturing{};
+  DETR_TRY(cudaStreamIsCapturing(native(stream), &capturing));
+  DETR_TRY(cudaEventRecordWithFlags(event, native(stream), capturing == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault));
+  return owner;
+}
+
+double milliseconds_between(void* earlier, void* later) {
+  float time = 0;
+  DETR_TRY(cudaEventElapsedTime(&time, static_cast<cudaEvent_t>(earlier), static_cast<cudaEvent_t>(later)));
+  return static_cast<double>(time);
+}
+
+void wait_event(void* event) { DETR_TRY(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+
+void wait(const Stream& stream) { DETR_TRY(cudaStreamSynchronize(native(stream))); }
+
+}  // namespace detr::cuda

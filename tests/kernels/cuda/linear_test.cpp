@@ -1,0 +1,64 @@
+#include "kernels/linear.h"
+
+#include <cmath>
+
+#include "tests/gpu.h"
+#include "tests/kernels/values.h"
+
+using namespace detr;
+using namespace detr::test;
+
+namespace {
+
+struct Case {
+  std::int64_t rows, in, out;
+};
+
+/// Forward and all subsets of gradients against the CPU in f64.
+void expect_agreement(const Case& c, DType dtype) {
+  INFO("rows " << c.rows << ", in " << c.in << ", out " << c.out << ", " << dtype);
+  const Tensor x = random({c.rows, c.in}, DType::f64, 1), weight = random({c.out, c.in}, DType::f64, 2), bias = random({c.out}, DType::f64, 3);
+  const Tensor dy = random({c.rows, c.out}, DType::f64, 4);
+  const Stream cpu = Stream::cpu(2);
+  const Tensor xs = rounded(x, dtype), ws = rounded(weight, dtype), bs = rounded(bias, dtype), dys = rounded(dy, dtype);
+  Tensor y = host_zeros(dy.shape(), DType::f64), dx = host_zeros(x.shape(), DType::f64), dw = host_zeros(weight.shape(), DType::f64), db = host_zeros(bias.shape(), DType::f64);
+  kernels::linear_forward(cpu, xs, ws, &bs, y);
+  kernels::linear_backward(cpu, dys, xs, ws, &dx, &dw, &db);
+
+  const Tensor gx = on_gpu(x, dtype), gw = on_gpu(weight, dtype), gb = on_gpu(bias, dtype), gdy = on_gpu(dy, dtype);
+  // Terms up to 1 in size: n of them, each rounded in f32, walk at most about n 2^-24; a bf16 result is rounded once more.
+  const auto tolerance = [&](std::int64_t terms, DType result) { return 4 * static_cast<double>(terms + 1) * roundoff(DType::f32) + roundoff(result); };
+  for (const bool with_bias : {true, false}) {
+    Guarded gy(dy.shape(), dtype);
+    kernels::linear_forward(gpu(), gx, gw, with_bias ? &gb : nullptr, gy.tensor);
+    if (!with_bias) kernels::linear_forward(cpu, xs, ws, nullptr, y);
+    expect_near(gy.values(), y, tolerance(c.in, dtype));
+  }
+  std::vector<Tensor> full;
+  for (int subset = 7; subset >= 0; --subset) {
+    Guarded gdx(x.shape(), dtype), gdw(weight.shape(), DType::f32), gdb(bias.shape(), DType::f32);
+    const bool wants[] = {(subset & 1) != 0, (subset & 2) != 0, (subset & 4) != 0};
+    kernels::linear_backward(gpu(), gdy, gx, gw, wants[0] ? &gdx.tensor : nullptr, wants[1] ? &gdw.tensor : nullptr, wants[2] ? &gdb.tensor : nullptr);
+    const std::vector<Tensor> values = {gdx.values(), gdw.values(), gdb.values()};
+    if (subset == 7) {
+      full = values;
+      expect_near(full[0], dx, tolerance(c.out, dtype));
+      expect_near(full[1], dw, tolerance(c.rows, DType::f32));
+      expect_near(full[2], db, tolerance(c.rows, DType::f32));
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (wants[i]) expect_same_bits(values[i], full[i]);
+      else for (const double v : values_of(values[i])) REQUIRE(std::isnan(v));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("linear on CUDA: against the CPU", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Case& c : {Case{1, 1, 1}, Case{0, 3, 2}, Case{3, 0, 2}, Case{3, 2, 0}, Case{31, 33, 7}, Case{33, 31, 3}, Case{500, 256, 288}, Case{3000, 256, 80}, Case{5000, 4, 512}})
+      expect_agreement(c, dtype);
+  }
+}
