@@ -3,6 +3,7 @@
 #include <map>
 #include <vector>
 
+#include "kernels/cuda/channels.h"
 #include "kernels/cuda/cudnn_graph.h"
 #include "runtime/cuda/stream_state.h"
 
@@ -90,12 +91,42 @@ void run(const Stream& stream, Pass pass, const Conv2dOptions& options, const Te
   run_plan(stream, convolutions.cudnn, plan, ids, tensors);
 }
 
+// Note [Channels in eights]
+// cuDNN's bf16 engines want channels in multiples of 8, and some passes have no other. Where a layer has others (the pictures' 3),
+// its tensors are copied with channels of zeros beside them, which add nothing to any sum, and results are cut.
+
+std::int64_t in_eights(std::int64_t channels) { return (channels + 7) / 8 * 8; }
+
+bool fits(const Tensor& x, const Tensor& weight) { return x.dtype() != DType::bf16 || (weight.dim(0) % 8 == 0 && weight.dim(3) % 8 == 0); }
+
+Shape with_channels(const Shape& shape, std::int64_t channels) { return {shape[0], shape[1], shape[2], channels}; }
+
+Tensor widened(const Stream& stream, const Tensor& x, std::int64_t channels) {
+  if (x.dim(3) == channels) return x;
+  Tensor y = stream.empty(with_channels(x.shape(), channels), x.dtype());
+  copy_channels(stream, x, y);
+  return y;
+}
+
+/// A weight (O, kh, kw, I) with both numbers of channels in eights.
+Tensor widened_weight(const Stream& stream, const Tensor& weight) {
+  const Tensor rows = widened(stream, weight, in_eights(weight.dim(3)));
+  if (weight.dim(0) % 8 == 0) return rows;
+  Tensor y = stream.zeros({in_eights(weight.dim(0)), rows.dim(1), rows.dim(2), rows.dim(3)}, weight.dtype());
+  Tensor real = y.slice(0, weight.dim(0));
+  stream.copy(rows, real);
+  return y;
+}
+
 }  // namespace
 
 void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Conv2dOptions& options, Tensor& y) {
   if (y.numel() == 0) return;
   DETR_CHECK(x.numel() > 0, "conv2d: no input channels on CUDA: ", x);
-  run(stream, Pass::forward, options, x, weight, y);
+  if (fits(x, weight)) return run(stream, Pass::forward, options, x, weight, y);
+  Tensor wide_y = y.dim(3) % 8 == 0 ? y : stream.empty(with_channels(y.shape(), in_eights(y.dim(3))), y.dtype());
+  run(stream, Pass::forward, options, widened(stream, x, in_eights(x.dim(3))), widened_weight(stream, weight), wide_y);
+  if (wide_y.raw() != y.raw()) copy_channels(stream, wide_y, y);
 }
 
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
@@ -105,8 +136,23 @@ void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, co
     if (empty && gradient && gradient->bytes()) DETR_TRY(cudaMemsetAsync(gradient->raw(), 0, static_cast<std::size_t>(gradient->bytes()), detr::cuda::native(stream)));
   }
   if (empty) return;
-  if (dx) run(stream, Pass::data_gradient, options, *dx, weight, dy);
-  if (dweight) run(stream, Pass::weight_gradient, options, x, *dweight, dy);
+  if (fits(x, weight)) {
+    if (dx) run(stream, Pass::data_gradient, options, *dx, weight, dy);
+    if (dweight) run(stream, Pass::weight_gradient, options, x, *dweight, dy);
+    return;
+  }
+  const std::int64_t in = in_eights(x.dim(3)), out = in_eights(dy.dim(3));
+  const Tensor wide_dy = widened(stream, dy, out);
+  if (dx) {
+    Tensor wide_dx = stream.empty(with_channels(x.shape(), in), x.dtype());
+    run(stream, Pass::data_gradient, options, wide_dx, widened_weight(stream, weight), wide_dy);
+    copy_channels(stream, wide_dx, *dx);
+  }
+  if (dweight) {
+    Tensor wide_dweight = stream.empty({out, weight.dim(1), weight.dim(2), in}, dweight->dtype());
+    run(stream, Pass::weight_gradient, options, widened(stream, x, in), wide_dweight, wide_dy);
+    copy_channels(stream, wide_dweight.slice(0, weight.dim(0)), *dweight);
+  }
 }
 
 }  // namespace detr::kernels::cuda

@@ -97,8 +97,8 @@ const Plan& Products::plan(const Key& key) {
   DETR_TRY(cublasLtMatmulPreferenceCreate(&preference));
   const UniquePreference owner(preference);
   const std::size_t workspace_bytes = static_cast<std::size_t>(kWorkspaceBytes);
-  // Not in place: there the parts of a split product are added in the order in which they finish.
-  const std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+  // The parts of a split product: not in place, where they are added in the order in which they finish, and not rounded to bf16.
+  const std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) { DETR_TRY(cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof value)); };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
