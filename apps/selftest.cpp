@@ -64,12 +64,17 @@ Outcome run_selftest(const SelftestFlags& flags, const CommonOptions& common) {
     return outcome;
   }
   outcome.json["ops"] = nlohmann::json::array();
-  for (const SelfCheck& check : check_ops(flags.filter)) {
+  std::vector<SelfCheck> checks = check_ops(flags.filter);
+  if (!stream.device().is_cpu()) {
+    const std::vector<SelfCheck> on_device = check_ops_on(stream, flags.filter);
+    checks.insert(checks.end(), on_device.begin(), on_device.end());
+  }
+  for (const SelfCheck& check : checks) {
     outcome.json["ops"].push_back({{"op", check.op}, {"passed", check.failure.empty()}, {"failure", check.failure}});
     if (!check.failure.empty()) outcome.code = kCheckFailed;
     if (!common.json) print_line(fmt::format("{} {}{}", check.failure.empty() ? "pass" : "FAIL", check.op, check.failure.empty() ? "" : ": " + check.failure));
   }
-  if (outcome.code != kDone) outcome.error = "gradients of an op are wrong on this machine: see FAIL above, or the json";
+  if (outcome.code != kDone) outcome.error = concat(stream.device().is_cpu() ? "gradients" : "values or gradients", " of an op are wrong on this machine: see FAIL above, or the json");
   if (outcome.json["ops"].empty()) throw ConfigError("--ops ", flags.filter, ": no such op");
   return outcome;
 }
@@ -81,7 +86,7 @@ Verb add_selftest(CLI::App& app, const CommonOptions& common) {
   for (const char* unused : {"--config", "--update", "updates"}) app.remove_option(app.get_option(unused));   // no configuration is read here
   app.add_option("--golden", flags->golden, "folder with recorded cases (train_*.json, eval_*.json, optim_*.json)");
   app.add_option("--dtype", flags->dtype, "f64 or f32 on the CPU, f32 or bf16 on a GPU; auto: the first")->check(CLI::IsMember({"auto", "f64", "f32", "bf16"}));
-  app.add_option("--ops", flags->filter, "regular expression: which ops to gradient-check where no --golden is given");
+  app.add_option("--ops", flags->filter, "regular expression: which ops to check where no --golden is given: gradients on the CPU; with a GPU, its ops against the CPU's");
   return [flags, &common] { return run_selftest(*flags, common); };
 }
 

@@ -30,6 +30,11 @@ class Context {
   /// model list tensors of the same shapes.
   std::vector<Tensor>* made = nullptr;
 
+  /// During an op's backward: whether what input i's destination holds is to be kept and added to. Only for inputs that the op named
+  /// in GradientRules when it was recorded; the tape adds the others' contributions itself.
+  bool adds(unsigned i) const { return (adds_ >> i & 1U) != 0; }
+  void set_adds(unsigned adds) { adds_ = adds; }
+
   /// Called after each op of the forward pass with its name, where it is set (a measuring aid; backward has Tape::observer).
   std::function<void(const std::string& op)> after_op;
 
@@ -45,13 +50,14 @@ class Context {
   Variable leaf(const Parameter& parameter, std::int64_t begin, std::int64_t end);
 
   /// Wraps an op's result; appends a node if there is a tape and one of the inputs wants a gradient.
-  Variable record(const char* name, std::initializer_list<Variable> inputs, const Tensor& y, Backward backward);
-  Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward);
+  Variable record(const char* name, std::initializer_list<Variable> inputs, const Tensor& y, Backward backward, GradientRules rules = {});
+  Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward, GradientRules rules = {});
 
  private:
   Stream stream_;
   Tape* tape_ = nullptr;
   bool training_ = false;
+  unsigned adds_ = 0;
 };
 
 }  // namespace detr

@@ -28,6 +28,7 @@ class Parameter {
     bool wide = false;       ///< stays in f32 where the model computes in bf16: buffers, and what belongs to norms
     Init init;
     Tensor value;            ///< what ops read, in the compute dtype unless wide
+    Tensor exact;            ///< the same in the store's own dtype, f32 or f64
     Tensor grad;             ///< never bf16; undefined for what is not trained
     std::int64_t index = 0;  ///< place in its ParameterList
     std::vector<std::pair<std::int64_t, std::int64_t>> written;   ///< rows of `grad` that hold a gradient of this step
@@ -42,6 +43,7 @@ class Parameter {
   bool trainable() const { return state_->trainable; }
   bool is_buffer() const { return state_->kind == Kind::buffer; }
   const Tensor& value() const { return state_->value; }
+  const Tensor& exact() const { return state_->exact; }
   const Tensor& grad() const { return state_->grad; }
   State& state() const { return *state_; }
 

@@ -63,8 +63,8 @@ Variable concatenate(Context& ctx, std::span<const Variable> inputs, int axis) {
 
 Variable reshape(Context& ctx, const Variable& x, const Shape& shape) {
   return ctx.record("reshape", {x}, x.value().reshape(shape), [](Context& c, const Tensor& dy, Wanted want) {
-    kernels::cast(c.stream(), dy.reshape(want[0]->shape()), *want[0]);
-  });
+    if (want[0]) kernels::cast(c.stream(), dy.reshape(want[0]->shape()), *want[0]);
+  }, {.passes = 1});
 }
 
 }  // namespace detr

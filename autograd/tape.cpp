@@ -1,6 +1,7 @@
 #include "autograd/tape.h"
 
 #include <map>
+#include <utility>
 
 #include "autograd/context.h"
 #include "kernels/pointwise.h"
@@ -54,13 +55,14 @@ Variable Tape::leaf(const Parameter& parameter, std::int64_t begin, std::int64_t
   return {value, append(std::move(node))};
 }
 
-Variable Tape::record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward) {
+Variable Tape::record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward, GradientRules rules) {
   Node node;
   node.name = name;
   node.shape = y.shape();
   node.dtype = y.dtype();
   for (const Variable& input : inputs) node.inputs.push_back(input.node());
   node.backward = std::move(backward);
+  node.rules = rules;
   return {y, append(std::move(node))};
 }
 
@@ -82,14 +84,16 @@ void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, co
   std::vector<char> live(last + 1, 0);
   std::map<std::int64_t, int> contributions;
   live[last] = 1;
+  for (std::size_t i = 0; i <= last; ++i) nodes_[i].uses = 0;
   for (std::size_t i = last + 1; i-- > 0;) {
     if (!live[i]) continue;
     const bool is_leaf = nodes_[i].is_parameter || nodes_[i].is_input;
     DETR_CHECK(is_leaf || nodes_[i].backward, "tape: backward has run already; clear the tape and run the forward again");
     for (const int input : nodes_[i].inputs) {
       if (input < 0) continue;
-      const Node& source = nodes_[static_cast<std::size_t>(input)];
+      Node& source = nodes_[static_cast<std::size_t>(input)];
       live[static_cast<std::size_t>(input)] = 1;
+      ++source.uses;
       if (!source.is_parameter) continue;
       ++contributions[source.parameter.index()];
       reached_.insert(source.parameter.index());
@@ -125,6 +129,7 @@ void Tape::run_node(Context& ctx, Node& node) {
   const std::size_t count = node.inputs.size();
   std::vector<Tensor> destinations(count);
   std::vector<Tensor*> want(count, nullptr);
+  unsigned adds = 0;
   std::vector<Tensor> sums(count);   // defined where the destination is a contribution that must be added here
   for (std::size_t i = 0; i < count; ++i) {
     if (node.inputs[i] < 0) continue;
@@ -136,16 +141,25 @@ void Tape::run_node(Context& ctx, Node& node) {
       } else {
         sums[i] = rows;
       }
+    } else if ((node.rules.passes >> i & 1U) != 0 && source.uses == 1 && !source.is_input) {
+      source.grad = node.grad.reshape(source.shape);
+      continue;
     } else if (!source.grad.defined()) {
       source.grad = ctx.empty(source.shape, source.dtype);
       destinations[i] = source.grad;
     } else {
       sums[i] = source.grad;
     }
+    if (sums[i].defined() && (node.rules.adds >> i & 1U) != 0) {
+      destinations[i] = std::exchange(sums[i], Tensor());
+      adds |= 1U << i;
+    }
     if (sums[i].defined()) destinations[i] = ctx.empty(source.shape, source.dtype);
     want[i] = &destinations[i];
   }
+  ctx.set_adds(adds);
   node.backward(ctx, node.grad, want);
+  ctx.set_adds(0);
   for (std::size_t i = 0; i < count; ++i) {
     if (sums[i].defined()) kernels::accumulate(ctx.stream(), destinations[i], sums[i]);
   }

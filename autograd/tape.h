@@ -18,8 +18,14 @@ using Wanted = std::span<Tensor* const>;
 /// Computes the wanted gradients of an op from the gradient of its output.
 using Backward = std::function<void(Context& ctx, const Tensor& dy, Wanted want)>;
 
+/// What an op promises of its inputs' gradients; bit i is input i.
+struct GradientRules {
+  unsigned adds = 0;     ///< it can add to what the destination holds: see Context::adds
+  unsigned passes = 0;   ///< it is the output's gradient, in the input's shape: where nothing else uses the input, the tape hands it on
+};
+
 /// Nodes in the order in which the ops ran; backward goes through them from the end. Adding contributions is the tape's job,
-/// in tape order; kernels overwrite. Used for one forward and one backward, then cleared.
+/// in tape order; kernels overwrite, but for those of products and convolutions, which add at the cost of a read. Used for one forward and one backward, then cleared.
 class Tape {
  public:
   /// A leaf whose gradient is kept on the tape (tests, inputs of a checked function).
@@ -28,7 +34,7 @@ class Tape {
   /// straight into the parameter's slice of the gradient buffer.
   Variable leaf(const Parameter& parameter, std::int64_t begin, std::int64_t end);
   /// Appends the node of an op; inputs that want no gradient are remembered as such.
-  Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward);
+  Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward, GradientRules rules = {});
 
   /// Backward from a scalar with gradient 1, or from any variable with the gradient given. `on_ready` is called for each
   /// parameter once its last contribution of this pass has been computed.
@@ -53,6 +59,8 @@ class Tape {
     Shape shape;
     DType dtype = DType::f32;
     Backward backward;             // empty for leaves
+    GradientRules rules;
+    int uses = 0;                  // by live nodes, in the pass in hand
     Tensor grad;
     Parameter parameter;           // of a parameter leaf
     std::int64_t begin = 0, end = 0;

@@ -25,12 +25,12 @@ Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& opt
 void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Conv2dOptions& options, Tensor& y);
 
 /// Backward of the above, for any subset of wanted gradients; null is neither computed nor written.
-/// dx (N, H, W, I), dweight (O, kh, kw, I): overwritten, never added to.
+/// dx (N, H, W, I), dweight (O, kh, kw, I), wide: overwritten; dx is added to what is there if `add_dx`.
 ///
 /// dx is a convolution of dy with the flipped weight, one for each residue of the pixel modulo the stride; dweight is a sum over
 /// fixed chunks of output pixels, added in order.
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
-                     Tensor* dx, Tensor* dweight);
+                     Tensor* dx, Tensor* dweight, bool add_dx = false);
 
 namespace cpu {
 extern decltype(kernels::conv2d_forward) conv2d_forward;

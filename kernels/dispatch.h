@@ -8,11 +8,12 @@
 // wide_dtype(x): f32 where x is bf16, else x's own. Weights and biases of matrix products and convolutions have x's dtype, those of
 // norms are wide; so are statistics, boxes, losses and all gradients of parameters.
 
-/// Calls the version of `op` for the device. The only place that asks which backend runs.
-#define DETR_DISPATCH(device, op, ...)                                                     \
+/// Calls the version of `op` for the device, or none on a planning stream. The only place that asks which backend runs.
+#define DETR_DISPATCH(device, op, stream, ...)                                             \
   do {                                                                                     \
-    if ((device).is_cpu()) cpu::op(__VA_ARGS__);                                           \
-    else if constexpr (::detr::kHasCuda) cuda::op(__VA_ARGS__);                            \
+    if ((stream).is_planning()) break;                                                     \
+    if ((device).is_cpu()) cpu::op(stream, __VA_ARGS__);                                   \
+    else if constexpr (::detr::kHasCuda) cuda::op(stream, __VA_ARGS__);                    \
     else throw ::detr::DeviceError(#op, ": this build has no code for device ", (device)); \
   } while (false)
 

@@ -33,12 +33,12 @@ void linear_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 }
 
 void linear_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, Tensor* dx, Tensor* dweight,
-                     Tensor* dbias) {
+                     Tensor* dbias, bool add_dx) {
   expect_like(x, "linear: dy", dy, checked_output(x, weight));
   expect_like(x, "linear: dx", dx, x.shape());
   expect_wide(x, "linear: dweight", dweight, weight.shape());
   expect_wide(x, "linear: dbias", dbias, {weight.dim(0)});
-  DETR_DISPATCH(x.device(), linear_backward, stream, dy, x, weight, dx, dweight, dbias);
+  DETR_DISPATCH(x.device(), linear_backward, stream, dy, x, weight, dx, dweight, dbias, add_dx);
 }
 
 }  // namespace detr::kernels

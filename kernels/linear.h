@@ -19,9 +19,10 @@ Shape linear_shape(const Shape& x, const Shape& weight);
 void linear_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor* bias, Tensor& y);
 
 /// Backward of the above, for any subset of wanted gradients; null is neither computed nor written.
-/// dx = dy W, dweight = dy^T x, dbias = column sums of dy (in double). Overwritten, never added to.
+/// dx = dy W, dweight = dy^T x, dbias = column sums of dy (in double on the CPU; on CUDA in f32 over at most a few hundred rows,
+/// these in double). Overwritten; dx is added to what is there if `add_dx`, rounded once.
 void linear_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, Tensor* dx, Tensor* dweight,
-                     Tensor* dbias);
+                     Tensor* dbias, bool add_dx = false);
 
 namespace cpu {
 extern decltype(kernels::linear_forward) linear_forward;

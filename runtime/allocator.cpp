@@ -1,6 +1,7 @@
 #include "runtime/allocator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 
 #include "runtime/error.h"
@@ -19,11 +20,26 @@ class HostMemory final : public MemorySource {
   void give(void* memory, std::size_t) override { std::free(memory); }
 };
 
+class PlannedMemory final : public MemorySource {
+ public:
+  explicit PlannedMemory(Device device) : device_(device) {}
+  Device device() const override { return device_; }
+  std::size_t segment_bytes() const override { return device_.is_cpu() ? 0 : kCudaSegmentBytes; }
+  void* take(std::size_t bytes) override { return reinterpret_cast<void*>(next_.fetch_add((bytes + kAlignment - 1) / kAlignment * kAlignment)); }
+  void give(void*, std::size_t) override {}
+
+ private:
+  Device device_;
+  std::atomic<std::uintptr_t> next_ = std::uintptr_t{1} << 54;   // beyond what a process is given, so no address is anybody's
+};
+
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
 std::shared_ptr<MemorySource> host_memory() { return std::make_shared<HostMemory>(); }
+
+std::shared_ptr<MemorySource> planned_memory(Device device) { return std::make_shared<PlannedMemory>(device); }
 
 std::shared_ptr<Allocator> Allocator::make(std::shared_ptr<MemorySource> source) {
   return std::shared_ptr<Allocator>(new Allocator(std::move(source)));

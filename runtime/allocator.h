@@ -29,6 +29,10 @@ inline constexpr std::size_t kCudaSegmentBytes = std::size_t{256} << 20;
 /// Host memory.
 std::shared_ptr<MemorySource> host_memory();
 
+/// Addresses without memory, that fault where they are used, in a device's segments: what an allocator on it takes is what the
+/// same requests would take on the device. Never refuses.
+std::shared_ptr<MemorySource> planned_memory(Device device);
+
 /// Caches freed blocks and hands them out again, the smallest that fits; where memory comes in segments, blocks are cut and freed
 /// neighbours joined. A request that the source refuses frees the cache and tries once more, then throws OutOfMemory with bytes
 /// asked, in use and cached. Thread-safe. Blocks keep the allocator alive.
@@ -43,6 +47,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   void free_cache();
 
   Device device() const { return source_->device(); }
+  const std::shared_ptr<MemorySource>& source() const { return source_; }
   std::size_t bytes_in_use() const;
   std::size_t bytes_cached() const;
   /// Highest bytes_in_use() so far.

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device.h"
+
 namespace detr {
 
 /// A graphics processor of this machine.
@@ -16,8 +18,16 @@ struct Gpu {
 /// Throws DeviceError where the driver is there but fails.
 std::vector<Gpu> list_gpus();
 
+/// Memory of a GPU at this moment, in bytes.
+struct GpuMemory {
+  std::int64_t free_bytes = 0, total_bytes = 0;
+};
+/// Throws InvalidArgument for the CPU, DeviceError where the build has no CUDA code or the driver fails.
+GpuMemory memory_info(Device device);
+
 namespace cuda {
 std::vector<Gpu> list_gpus();
+GpuMemory memory_info(int index);
 }  // namespace cuda
 
 }  // namespace detr

@@ -8,8 +8,8 @@
 
 namespace detr {
 
-Stream Stream::cpu(int threads) {
-  const auto allocator = Allocator::make(host_memory());
+Stream Stream::cpu(int threads, const std::shared_ptr<MemorySource>& memory) {
+  const auto allocator = Allocator::make(memory);
   return {allocator, allocator, std::make_shared<ThreadPool>(threads > 0 ? threads : default_threads()), nullptr};
 }
 
@@ -20,6 +20,10 @@ Stream Stream::cuda(int index, int threads) {
   } else {
     throw DeviceError("cuda:", index, ": this build has no CUDA code");
   }
+}
+
+Stream Stream::planning(Device device) {
+  return {Allocator::make(planned_memory(device)), Allocator::make(host_memory()), std::make_shared<ThreadPool>(1), nullptr, true};
 }
 
 namespace {
@@ -36,7 +40,7 @@ Tensor Stream::empty_host(const Shape& shape, DType dtype) const { return made(*
 
 Tensor Stream::zeros(const Shape& shape, DType dtype) const {
   Tensor result = empty(shape, dtype);
-  if (!result.bytes()) return result;
+  if (!result.bytes() || planning_) return result;
   if (device().is_cpu()) std::memset(result.raw(), 0, static_cast<std::size_t>(result.bytes()));
   else if constexpr (kHasCuda) cuda::clear(*this, result);
   return result;
@@ -46,7 +50,7 @@ void Stream::copy(const Tensor& from, Tensor& to) const {
   DETR_CHECK(from.defined() && to.defined() && from.shape() == to.shape() && from.dtype() == to.dtype(), "copy: ", from, " to ", to);
   for (const Tensor* side : {&from, static_cast<const Tensor*>(&to)})
     DETR_CHECK(side->device().is_cpu() || side->device() == device(), "copy: a tensor on ", side->device(), ", the stream is on ", device());
-  if (!to.bytes() || from.raw() == to.raw()) return;
+  if (!to.bytes() || from.raw() == to.raw() || planning_) return;
   if (device().is_cpu()) std::memcpy(to.raw(), from.raw(), static_cast<std::size_t>(to.bytes()));
   else if constexpr (kHasCuda) cuda::copy(*this, from, to);
 }
@@ -59,6 +63,7 @@ Tensor Stream::to_device(const Tensor& tensor) const {
 }
 
 Tensor Stream::to_host(const Tensor& tensor) const {
+  DETR_CHECK(!planning_, "to_host: on a planning stream nothing has been computed: ", tensor);
   if (!tensor.defined() || tensor.device().is_cpu()) return tensor;
   Tensor result = empty_host(tensor.shape(), tensor.dtype());
   copy(tensor, result);
@@ -68,13 +73,13 @@ Tensor Stream::to_host(const Tensor& tensor) const {
 
 void Stream::wait() const {
   if constexpr (kHasCuda) {
-    if (!device().is_cpu()) cuda::wait(*this);
+    if (cuda_) cuda::wait(*this);
   }
 }
 
 Event Stream::record() const {
   if constexpr (kHasCuda) {
-    if (!device().is_cpu()) return Event(cuda::record(*this));
+    if (cuda_) return Event(cuda::record(*this));
   }
   return {};
 }
@@ -93,8 +98,7 @@ double Event::milliseconds_since(const Event& earlier) const {
 
 Stream Stream::with_arena() const {
   Stream stream = *this;
-  if (device().is_cpu()) stream.allocator_ = Allocator::make(host_memory());
-  else if constexpr (kHasCuda) stream.allocator_ = cuda::make_arena(*this);
+  stream.allocator_ = Allocator::make(lasting_allocator_->source());
   return stream;
 }
 
@@ -105,7 +109,7 @@ Stream Stream::lasting() const {
 }
 
 Graph Stream::capture(const std::function<void()>& enqueue) const {
-  DETR_CHECK(!device().is_cpu(), "capture: a stream on the CPU has no graphs");
+  DETR_CHECK(!device().is_cpu() && !planning_, "capture: a stream on the CPU, or on which nothing runs, has no graphs");
   if constexpr (kHasCuda) return Graph(cuda::capture(*this, enqueue));
   else return {};
 }

@@ -48,11 +48,16 @@ class Graph {
 /// an op has run when its call returns; its loops share the stream's thread pool. On a GPU a call only enqueues.
 class Stream {
  public:
-  /// A CPU stream with `threads` threads (0: as many as the machine has).
-  static Stream cpu(int threads = 0);
+  /// A CPU stream with `threads` threads (0: as many as the machine has), its memory from `memory`.
+  static Stream cpu(int threads = 0, const std::shared_ptr<MemorySource>& memory = host_memory());
   /// A stream of its own on GPU `index`, with `threads` threads for the host's part. Throws DeviceError where there is no such GPU
   /// or the build has no CUDA code.
   static Stream cuda(int index, int threads = 0);
+  /// A stream on which nothing runs, for finding out what work needs in memory of a device that need not be there: ops check their
+  /// arguments and return, copies do nothing, and tensors are addresses without memory behind them. Scratch that an op's
+  /// version for the device takes is not seen. What was made on it must not meet a stream on which work runs.
+  static Stream planning(Device device);
+  bool is_planning() const { return planning_; }
 
   Device device() const { return allocator_->device(); }
   Allocator& allocator() const { return *allocator_; }
@@ -73,14 +78,15 @@ class Stream {
   void copy(const Tensor& from, Tensor& to) const;
   /// The tensor on the stream's device: itself if it is there, else a copy.
   Tensor to_device(const Tensor& tensor) const;
-  /// The tensor on the host once all work before has been done: itself if it is there, else a copy.
+  /// The tensor on the host once all work before has been done: itself if it is there, else a copy. A planning stream has no values:
+  /// throws InvalidArgument.
   Tensor to_host(const Tensor& tensor) const;
   /// Returns when all enqueued work is done. Throws DeviceError if some of it failed.
   void wait() const;
   /// A mark after the work enqueued so far. In a capture it becomes part of the graph, and each launch sets it anew.
   Event record() const;
 
-  /// The same queue with an allocator of its own, for what a repeated step makes and drops: a captured graph writes to the
+  /// The same queue with an allocator of its own on the same memory, for what a repeated step makes and drops: a captured graph writes to the
   /// addresses of its tensors at each launch, so nothing that outlives a step may lie there.
   Stream with_arena() const;
   /// The same queue with the allocator it was made with: for what is made within a step and kept.
@@ -96,12 +102,13 @@ class Stream {
 
  private:
   Stream(std::shared_ptr<Allocator> allocator, std::shared_ptr<Allocator> host_allocator, std::shared_ptr<ThreadPool> pool,
-         std::shared_ptr<cuda::StreamState> state)
-      : allocator_(allocator), host_allocator_(std::move(host_allocator)), lasting_allocator_(std::move(allocator)), pool_(std::move(pool)), cuda_(std::move(state)) {}
+         std::shared_ptr<cuda::StreamState> state, bool planning = false)
+      : allocator_(allocator), host_allocator_(std::move(host_allocator)), lasting_allocator_(std::move(allocator)), pool_(std::move(pool)), cuda_(std::move(state)), planning_(planning) {}
 
   std::shared_ptr<Allocator> allocator_, host_allocator_, lasting_allocator_;
   std::shared_ptr<ThreadPool> pool_;
-  std::shared_ptr<cuda::StreamState> cuda_;   // null on the CPU
+  std::shared_ptr<cuda::StreamState> cuda_;   // null on the CPU and where nothing runs
+  bool planning_ = false;
 };
 
 namespace cuda {
@@ -121,7 +128,6 @@ std::shared_ptr<GraphState> capture(const Stream& stream, const std::function<vo
 void launch(const Stream& stream, const GraphState& graph);
 std::int64_t count_kernels(const GraphState& graph);
 std::int64_t count_nodes(const GraphState& graph);
-std::shared_ptr<Allocator> make_arena(const Stream& stream);
 }  // namespace cuda
 
 }  // namespace detr

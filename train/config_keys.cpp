@@ -151,7 +151,7 @@ constexpr auto kKeys = std::to_array<Key>({
 
     {"output_dir", text, "null", "folder of the run; null: the next free runs/<config>-NNN", {.nullable = true}},
     {"print_every", integer, "50", "steps between progress lines", {.low = 1}},
-    {"save_every", integer, "1", "epochs between checkpoints; 0: only at the end", {.low = 0}},
+    {"save_every", integer, "1", "epochs between checkpoints, which are left out where saving would take more than a tenth of the time; 0: only at the end", {.low = 0}},
     {"eval_every", integer, "1", "epochs between evaluations; 0: never", {.low = 0}},
     {"amp", text, R"("auto")", "activations in bf16, or off: all in f32; auto: bf16 on GPUs of compute capability 8.0 and newer", {.only = R"(["auto", "bf16", "off"])"}},
     {"graph", boolean, "true", "on a GPU: each step as one captured graph"},

@@ -36,13 +36,9 @@ StepResult Step::run(const data::Batch& batch, double lr_factor) {
 
 void Step::start(const data::Batch& batch, double lr_factor) {
   DETR_CHECK(started_ - finished_ < kInFlight, "step: ", kInFlight, " steps are in flight; finish() one first");
-  const StepKey key = key_of(batch);
-  const auto [found, is_new] = programs_.try_emplace(key);
-  Program& program = found->second;
-  if (is_new) {
-    program.key = key;
-    program.inputs = empty_inputs(arena_.lasting(), key);
-  }
+  DETR_CHECK(!arena_.is_planning(), "step: a planning stream runs no steps");
+  Program& program = program_of(key_of(batch));
+  const bool is_new = !program.report.defined();
   Flight& flight = flights_[started_ % kInFlight];
   flight.upload.wait();
   Tensor step_inputs = optimizer_.scalars().slice(0, kernels::kStepInputs);
@@ -62,6 +58,26 @@ void Step::start(const data::Batch& batch, double lr_factor) {
   flight.done = arena_.record();
   flight.program = last_ = &program;
   ++started_;
+}
+
+void Step::reserve(std::int64_t bytes) {
+  static_cast<void>(arena_.empty({bytes}, DType::u8));
+  reserved_ = arena_.empty({1}, DType::u8);
+}
+
+void Step::plan(const StepKey& key) {
+  DETR_CHECK(arena_.is_planning(), "step: plan() is for a planning stream");
+  enqueue(program_of(key));
+}
+
+Step::Program& Step::program_of(const StepKey& key) {
+  const auto [found, is_new] = programs_.try_emplace(key);
+  Program& program = found->second;
+  if (is_new) {
+    program.key = key;
+    program.inputs = empty_inputs(arena_.lasting(), key);
+  }
+  return program;
 }
 
 StepResult Step::finish() {

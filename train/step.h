@@ -40,6 +40,12 @@ class Step {
   StepResult finish();
   static constexpr std::size_t kInFlight = 2;
 
+  /// Before the first step: takes memory for what steps make and drop in one piece, and keeps it. Otherwise it comes bit by bit, and
+  /// where steps have several sizes, the pieces of smaller ones are of little use to larger ones.
+  void reserve(std::int64_t bytes);
+  /// On a planning stream, instead of a step: makes and drops what a step of this key does.
+  void plan(const StepKey& key);
+
   /// After finish(): parameters that the loss did not reach.
   const std::vector<std::string>& missing() const { return missing_; }
   /// Bytes of what a step makes and drops, the most so far.
@@ -71,6 +77,7 @@ class Step {
     Upload upload;
   };
 
+  Program& program_of(const StepKey& key);
   void enqueue(Program& program);
   StepResult read(const Program& program, const Tensor& report) const;
   std::string diagnose(const Program& program, const double* statuses, const Tensor& norms, const double* first_bad, const NamedValues& terms, bool healthy) const;
@@ -82,7 +89,7 @@ class Step {
   Stream arena_;
   bool graphs_;
   Tape tape_;
-  Tensor kept_buffers_;
+  Tensor kept_buffers_, reserved_;        // the latter a byte of what reserve() took: it is in use, so the piece is not given back
   std::map<StepKey, Program> programs_;
   const Program* last_ = nullptr;
   std::vector<Flight> flights_;           // a ring

@@ -45,7 +45,10 @@ Tensor ParameterStore::slice(const Tensor& buffer, const Parameter& parameter) c
 }
 
 void ParameterStore::point_values(const Tensor& buffer) {
-  for (const Parameter& p : list_->all()) p.state().value = slice(shadow_.defined() && !p.state().wide ? shadow_ : buffer, p);
+  for (const Parameter& p : list_->all()) {
+    p.state().exact = slice(buffer, p);
+    p.state().value = shadow_.defined() && !p.state().wide ? slice(shadow_, p) : p.exact();
+  }
   shadow(stream_, buffer);
 }
 

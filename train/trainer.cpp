@@ -11,7 +11,9 @@
 #include <regex>
 
 #include "runtime/error.h"
+#include "runtime/gpus.h"
 #include "train/evaluate.h"
+#include "train/memory_plan.h"
 
 namespace detr::train {
 namespace {
@@ -51,20 +53,54 @@ Trainer::Trainer(const RunConfig& config, RunOptions options, const Stream& stre
   warmup_steps_ = config_.warmup_steps.value_or(automatic);
   config_.optimizer.ema_warmups = static_cast<double>(config_.ema_warmups.value_or(automatic));
 
-  model_ = std::make_unique<models::RtDetr>(config_.model);
-  for (const std::string& expression : options_.freeze) {
-    const std::regex pattern(expression);
-    for (const Parameter& p : model_->parameters().all()) {
-      if (!p.is_buffer() && std::regex_search(p.name(), pattern)) models::freeze(p);
-    }
-  }
+  const std::int64_t reserve = plan_memory();
+  model_ = make_model();
   store_ = std::make_unique<ParameterStore>(model_->parameters(), stream_, DType::f32, compute_dtype(config_.amp, stream_));
   store_->initialise(config_.seed);
   optimizer_ = std::make_unique<Optimizer>(*store_, stream_, config_.optimizer);
   step_ = std::make_unique<Step>(*model_, *store_, *optimizer_, stream_, config_.graph);
+  if (reserve > 0) step_->reserve(reserve);
   state_.seed = config_.seed;
   restore();
   describe();
+}
+
+std::unique_ptr<models::RtDetr> Trainer::make_model() const {
+  auto model = std::make_unique<models::RtDetr>(config_.model);
+  for (const std::string& expression : options_.freeze) {
+    const std::regex pattern(expression);
+    for (const Parameter& p : model->parameters().all()) {
+      if (!p.is_buffer() && std::regex_search(p.name(), pattern)) models::freeze(p);
+    }
+  }
+  return model;
+}
+
+std::int64_t Trainer::plan_memory() const {
+  const Device device = stream_.device();
+  if (device.is_cpu()) return 0;
+  MemoryRequest request;
+  request.make_model = [this] { return make_model(); };
+  request.optimizer = config_.optimizer;
+  request.compute = compute_dtype(config_.amp, stream_);
+  request.graphs = config_.graph;
+  request.device = device;
+  request.keys = keys_;
+  if (val_loader_ && config_.eval_every > 0) {
+    const auto [height, width] = data::output_size(config_.val.transforms);
+    request.evaluation = {std::min(config_.val.batch_size, val_loader_->images()), height, width, 3};
+  }
+  const MemoryPlan plan = train::plan_memory(request);
+  const std::int64_t free_bytes = memory_info(device).free_bytes;
+  expect_fit(request, plan, free_bytes);
+  reporter_.note(train::describe(plan, free_bytes));
+  return plan.reserve;
+}
+
+std::int64_t Trainer::most_boxes() const {
+  std::int64_t most = 0;
+  for (const data::ImageRecord& image : options_.train.coco->images) most = std::max(most, image.count);
+  return most;
 }
 
 void Trainer::build_loaders() {
@@ -91,6 +127,7 @@ void Trainer::build_loaders() {
   train.cache_bytes = options_.cache_bytes;
   const models::DecoderConfig& d = config_.model.decoder;
   train.denoising = {d.num_denoising, d.label_noise_ratio, d.box_noise_scale, d.num_classes};
+  keys_ = keys_of(train, most_boxes());
   train_loader_ = std::make_unique<data::Loader>(options_.train.coco, options_.train.images, train_images, train);
   if (!options_.val.coco) return;
 
@@ -142,8 +179,7 @@ void Trainer::describe() {
   for (std::size_t g = 0; g + 1 < sizes.size(); ++g) {
     if (sizes[g] == 0) reporter_.warning(concat("optimizer.params.", g, " matches no trainable parameter: '", config_.optimizer.groups[g].params, "'"));
   }
-  std::int64_t most = 0;
-  for (const data::ImageRecord& image : options_.train.coco->images) most = std::max(most, image.count);
+  const std::int64_t most = most_boxes();
   const models::DecoderConfig& d = config_.model.decoder;
   reporter_.note(concat("boxes     at most ", most, " in a picture; ", d.num_queries, " queries, ", data::denoising_capacity(d.num_denoising, most), " denoising slots"));
   if (most > d.num_queries) reporter_.warning(concat("a picture has ", most, " boxes for ", d.num_queries, " queries: not all can be found (RTDETRTransformerv2.num_queries)"));
@@ -177,8 +213,11 @@ CheckpointInfo Trainer::info() const {
 }
 
 void Trainer::save(bool finished) {
+  const double begin = now_s();
   state_.finished = finished;
   save_checkpoint(options_.output_dir / "last.safetensors", *store_, *optimizer_, info());
+  saved_at_s_ = now_s();
+  save_took_s_ = saved_at_s_ - begin;
   reporter_.saved("last.safetensors", state_.step);
 }
 
@@ -336,7 +375,9 @@ bool Trainer::finish_epoch(const std::atomic<bool>& stop, RunSummary& summary, E
     reporter_.note(concat("no better AP in ", config_.patience, " evaluations: done"));
     options_.max_steps = state_.step;
   }
-  if (!last && config_.save_every > 0 && state_.epoch % config_.save_every == 0) save(false);
+  // Epochs of a second or two, on a small data set, would go by in saving: at most a tenth of the time does.
+  const bool due = now_s() - saved_at_s_ >= 10 * save_took_s_;
+  if (!last && config_.save_every > 0 && state_.epoch % config_.save_every == 0 && due) save(false);
   return true;
 }
 

@@ -69,6 +69,12 @@ class Trainer {
 
  private:
   void build_loaders();
+  std::unique_ptr<models::RtDetr> make_model() const;
+  /// On a GPU, before anything is made there: tells what the run needs, and returns the bytes for Step::reserve(); 0 on the CPU.
+  /// Throws OutOfMemory where it does not fit.
+  std::int64_t plan_memory() const;
+  /// Of a training picture.
+  std::int64_t most_boxes() const;
   void restore();
   void describe();
   bool run_epoch(const std::atomic<bool>& stop, RunSummary& summary);
@@ -90,11 +96,13 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Step> step_;
   std::unique_ptr<data::Loader> train_loader_, val_loader_;
+  std::vector<StepKey> keys_;   // that the training loader's batches can have
   RunState state_;
   std::int64_t warmup_steps_ = 0;
   std::vector<data::Detection> detections_;
   std::optional<data::EvalResult> best_;
   double started_s_ = 0;
+  double saved_at_s_ = 0, save_took_s_ = 0;   ///< end and length of the last save
 };
 
 }  // namespace detr::train

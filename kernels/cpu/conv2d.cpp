@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/dispatch.h"
+#include "kernels/pointwise.h"
 #include "kernels/linear.h"
 
 namespace detr::kernels::cpu {
@@ -163,11 +164,16 @@ void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 }
 
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
-                     Tensor* dx, Tensor* dweight) {
+                     Tensor* dx, Tensor* dweight, bool add_dx) {
+  if (dx && add_dx) {
+    Tensor part = stream.empty_like(*dx);
+    cpu::conv2d_backward(stream, dy, x, weight, options, &part, dweight, false);
+    return accumulate(stream, part, *dx);
+  }
   if (is_pointwise(weight.shape(), options)) {
     const Shape matrix{weight.dim(0), weight.dim(3)};
     Tensor dmatrix = dweight ? dweight->reshape(matrix) : Tensor();
-    linear_backward(stream, dy, x, weight.reshape(matrix), dx, dweight ? &dmatrix : nullptr, nullptr);
+    linear_backward(stream, dy, x, weight.reshape(matrix), dx, dweight ? &dmatrix : nullptr, nullptr, false);
     return;
   }
   dispatch_float("conv2d", x.dtype(), [&](auto tag) {

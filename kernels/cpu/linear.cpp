@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/dispatch.h"
+#include "kernels/pointwise.h"
 
 namespace detr::kernels::cpu {
 namespace {
@@ -52,7 +53,12 @@ void linear_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 }
 
 void linear_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, Tensor* dx, Tensor* dweight,
-                     Tensor* dbias) {
+                     Tensor* dbias, bool add_dx) {
+  if (dx && add_dx) {
+    Tensor part = stream.empty_like(*dx);
+    linear_backward(stream, dy, x, weight, &part, dweight, dbias, false);
+    return accumulate(stream, part, *dx);
+  }
   dispatch_float("linear", x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto in = rows_of<const T>(x), w = rows_of<const T>(weight), dout = rows_of<const T>(dy);

@@ -40,4 +40,20 @@ void copy_channels(const Stream& stream, const Tensor& x, Tensor& y) {
   });
 }
 
+Tensor widened(const Stream& stream, const Tensor& x, std::int64_t channels) {
+  if (x.dim(3) == channels) return x;
+  Tensor y = stream.empty(with_channels(x.shape(), channels), x.dtype());
+  copy_channels(stream, x, y);
+  return y;
+}
+
+Tensor widened_weight(const Stream& stream, const Tensor& weight) {
+  const Tensor rows = widened(stream, weight, in_eights(weight.dim(3)));
+  if (weight.dim(0) % 8 == 0) return rows;
+  Tensor y = stream.zeros({in_eights(weight.dim(0)), rows.dim(1), rows.dim(2), rows.dim(3)}, weight.dtype());
+  Tensor real = y.slice(0, weight.dim(0));
+  stream.copy(rows, real);
+  return y;
+}
+
 }  // namespace detr::kernels::cuda

@@ -27,7 +27,9 @@ bool has_note(const CudnnDescriptor& engine, cudnnBackendNumericalNote_t wanted)
 
 }  // namespace
 
-CudnnDescriptor cudnn_tensor(std::int64_t id, DType dtype, const Shape& shape) {
+namespace {
+
+CudnnDescriptor made_tensor(std::int64_t id, DType dtype, const Shape& shape, bool is_virtual) {
   // The library names dimensions in the order N, C, H, W whatever the memory; the strides say that channels come last.
   const std::array<std::int64_t, 4> dims = {shape[0], shape[3], shape[1], shape[2]};
   const std::array<std::int64_t, 4> strides = {shape[1] * shape[2] * shape[3], 1, shape[2] * shape[3], shape[3]};
@@ -39,9 +41,16 @@ CudnnDescriptor cudnn_tensor(std::int64_t id, DType dtype, const Shape& shape) {
       .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kAlignment)
       .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, std::span<const std::int64_t>(dims))
       .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, std::span<const std::int64_t>(strides))
+      .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, is_virtual)
       .finalize();
   return tensor;
 }
+
+}  // namespace
+
+CudnnDescriptor cudnn_tensor(std::int64_t id, DType dtype, const Shape& shape) { return made_tensor(id, dtype, shape, false); }
+
+CudnnDescriptor cudnn_virtual_tensor(std::int64_t id, const Shape& shape) { return made_tensor(id, DType::f32, shape, true); }
 
 Cudnn::Cudnn(const Stream& stream) {
   cudnnHandle_t made = nullptr;
@@ -50,28 +59,40 @@ Cudnn::Cudnn(const Stream& stream) {
   DETR_TRY(cudnnSetStream(made, detr::cuda::native(stream)));
 }
 
-CudnnPlan Cudnn::plan(std::span<const cudnnBackendDescriptor_t> operations, bool tensor_cores, std::int64_t workspace_limit, const std::string& what) const {
+std::vector<CudnnDescriptor> Cudnn::configs(std::span<const cudnnBackendDescriptor_t> operations, bool tensor_cores) const {
   CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle()).set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, operations).finalize();
+  std::vector<CudnnDescriptor> found;
   for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
     CudnnDescriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph).set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
     if (cudnnBackendFinalize(heuristic.get()) != CUDNN_STATUS_SUCCESS) continue;   // this mode knows nothing for the graph
     std::int64_t count = 0;
     DETR_TRY(cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
-    for (const CudnnDescriptor& config : held(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, count)) {
+    for (CudnnDescriptor& config : held(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, count)) {
       const std::vector<CudnnDescriptor> engine = held(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1);
       if (engine.empty() || has_note(engine[0], CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) continue;
       if (!tensor_cores && has_note(engine[0], CUDNN_NUMERICAL_NOTE_TENSOR_CORE)) continue;
-      CudnnPlan found{CudnnDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)};
-      found.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle()).set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-      if (cudnnBackendFinalize(found.plan.get()) != CUDNN_STATUS_SUCCESS) continue;   // the engine does not take this graph after all
-      std::int64_t one = 0;
-      DETR_TRY(cudnnBackendGetAttribute(found.plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &one, &found.workspace_bytes));
-      if (found.workspace_bytes <= workspace_limit) return found;
+      found.push_back(std::move(config));
     }
   }
-  throw DeviceError("cuDNN ", cudnnGetVersion(), " has no deterministic engine for ", what);
+  return found;
+}
+
+std::optional<CudnnPlan> Cudnn::plan(const CudnnDescriptor& config) const {
+  CudnnPlan made{CudnnDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)};
+  made.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle()).set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+  if (cudnnBackendFinalize(made.plan.get()) != CUDNN_STATUS_SUCCESS) return std::nullopt;
+  std::int64_t count = 0;
+  DETR_TRY(cudnnBackendGetAttribute(made.plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count, &made.workspace_bytes));
+  return made;
+}
+
+std::int64_t engine_of(const CudnnDescriptor& config) {
+  std::int64_t index = -1, count = 0;
+  for (const CudnnDescriptor& engine : held(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1))
+    DETR_TRY(cudnnBackendGetAttribute(engine.get(), CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count, &index));
+  return index;
 }
 
 void run_plan(const Stream& stream, const Cudnn& cudnn, const CudnnPlan& plan, std::span<const std::int64_t> ids, std::span<void* const> tensors) {

@@ -2,6 +2,7 @@
 #include <cudnn.h>
 
 #include <array>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -55,6 +56,8 @@ class CudnnDescriptor {
 
 /// A map (N, H, W, C), or a weight (O, kh, kw, I), that operations know by `id`.
 CudnnDescriptor cudnn_tensor(std::int64_t id, DType dtype, const Shape& shape);
+/// One in f32 that passes from an operation to the next within a kernel and has no memory.
+CudnnDescriptor cudnn_virtual_tensor(std::int64_t id, const Shape& shape);
 
 /// What runs a graph of operations: an engine with its settings, and the scratch memory it wants.
 struct CudnnPlan {
@@ -68,13 +71,18 @@ class Cudnn {
   explicit Cudnn(const Stream& stream);
   cudnnHandle_t handle() const { return handle_.get(); }
 
-  /// The first plan of the library's heuristic that gives the same bits every time, needs at most `workspace_limit` bytes and, unless
-  /// `tensor_cores` says so, uses none (in f32 they would round to TF32). `what` names the graph in the DeviceError where there is none.
-  CudnnPlan plan(std::span<const cudnnBackendDescriptor_t> operations, bool tensor_cores, std::int64_t workspace_limit, const std::string& what) const;
+  /// Engines with settings for a graph of operations that give the same bits every time and, unless `tensor_cores` says so, use none
+  /// (in f32 they would round to TF32); in the order of the library's heuristic.
+  std::vector<CudnnDescriptor> configs(std::span<const cudnnBackendDescriptor_t> operations, bool tensor_cores) const;
+  /// The plan of an engine; nothing if the engine does not take the graph after all.
+  std::optional<CudnnPlan> plan(const CudnnDescriptor& config) const;
 
  private:
   detr::cuda::Unique<cudnnHandle_t, cudnnDestroy> handle_;
 };
+
+/// The library's number of a configuration's engine.
+std::int64_t engine_of(const CudnnDescriptor& config);
 
 /// Enqueues a plan on the tensors with these ids.
 void run_plan(const Stream& stream, const Cudnn& cudnn, const CudnnPlan& plan, std::span<const std::int64_t> ids, std::span<void* const> tensors);

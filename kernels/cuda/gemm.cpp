@@ -117,14 +117,14 @@ const Plan& Products::plan(const Key& key) {
 }  // namespace
 
 void gemm(const Stream& stream, DType type, Operand a, Operand b, std::int64_t m, std::int64_t n, std::int64_t k, const void* bias,
-          DType c_type, void* c) {
+          DType c_type, void* c, bool add) {
   DETR_CHECK(k >= 1, "gemm: k must be >= 1, got ", k);
   if (m == 0 || n == 0) return;
   auto& products = stream.cuda_state().get<Products>(stream);
   const Plan& plan = products.plan({type, c_type, a.transposed, b.transposed, bias != nullptr, m, n, k, {alignment_of(a.data), alignment_of(b.data), alignment_of(c)}});
   if (bias) DETR_TRY(cublasLtMatmulDescSetAttribute(plan.product.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
-  const float one = 1, zero = 0;
-  DETR_TRY(cublasLtMatmul(products.handle.get(), plan.product.get(), &one, b.data, plan.first.get(), a.data, plan.second.get(), &zero, c, plan.result.get(), c,
+  const float one = 1, beta = add ? 1 : 0;
+  DETR_TRY(cublasLtMatmul(products.handle.get(), plan.product.get(), &one, b.data, plan.first.get(), a.data, plan.second.get(), &beta, c, plan.result.get(), c,
                           plan.result.get(), &plan.algorithm, products.workspace.raw(), static_cast<std::size_t>(kWorkspaceBytes), detr::cuda::native(stream)));
 }
 

@@ -16,13 +16,16 @@ __global__ void broadcast_kernel(const T* bias, std::int64_t count, std::int64_t
   if (i < count) y[i] = bias ? bias[i % width] : from_float<T>(0);
 }
 
-/// partial[chunk][o] = sum of dy[r][o] over the chunk's rows. A thread has V neighbouring columns; `across` threads of a block lie
-/// along the columns, the others take every (256 / across)-th row of the chunk.
+/// dbias[o] = sum of dy[r][o]. First partial[chunk][o], over the rows of each block's chunk: a thread has V neighbouring columns;
+/// `across` threads of a block lie along the columns, the others take every (256 / across)-th row. The last block of a column of
+/// blocks to finish then adds the chunks in their order, whichever block it is.
 template <class T, int V>
-__global__ void partial_columns_kernel(const T* dy, std::int64_t rows, std::int64_t width, int across, int rows_per_block, float* partial) {
+__global__ void sum_columns_kernel(const T* dy, std::int64_t rows, std::int64_t width, int across, int rows_per_block, float* partial, unsigned* counters,
+                                   float* dbias) {
   __shared__ float sums[kThreads * V];
-  const int x = static_cast<int>(threadIdx.x) % across, y = static_cast<int>(threadIdx.x) / across, down = kThreads / across;
-  const std::int64_t column = (std::int64_t{blockIdx.y} * across + x) * V;
+  __shared__ bool is_last;
+  const int thread = static_cast<int>(threadIdx.x), x = thread % across, y = thread / across, down = kThreads / across;
+  const std::int64_t first_column = std::int64_t{blockIdx.y} * across * V, column = first_column + x * V;
   const std::int64_t begin = std::int64_t{blockIdx.x} * rows_per_block;
   const std::int64_t end = begin + rows_per_block < rows ? begin + rows_per_block : rows;
   float sum[V] = {};
@@ -40,45 +43,68 @@ __global__ void partial_columns_kernel(const T* dy, std::int64_t rows, std::int6
     }
   }
 #pragma unroll
-  for (int i = 0; i < V; ++i) sums[threadIdx.x * V + i] = sum[i];
+  for (int i = 0; i < V; ++i) sums[thread * V + i] = sum[i];
   __syncthreads();
-  if (y != 0 || column >= width) return;
-  for (int row = 1; row < down; ++row) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) sum[i] += sums[(row * across + x) * V + i];
+  const int columns = static_cast<int>(width - first_column < across * V ? width - first_column : across * V);
+  for (int c = thread; c < columns; c += kThreads) {
+    float total = 0;
+    for (int row = 0; row < down; ++row) total += sums[row * across * V + c];
+    partial[std::int64_t{blockIdx.x} * width + first_column + c] = total;
   }
-#pragma unroll
-  for (int i = 0; i < V; ++i) partial[std::int64_t{blockIdx.x} * width + column + i] = sum[i];
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) is_last = atomicAdd(counters + blockIdx.y, 1U) == gridDim.x - 1;
+  __syncthreads();
+  if (!is_last) return;
+  if (thread == 0) counters[blockIdx.y] = 0;
+  __threadfence();
+
+  // A thread has one column; where the block has threads for more, they share the chunks out and are added in order.
+  const int groups = columns < kThreads ? kThreads / columns : 1;
+  for (int first = 0; first < columns; first += kThreads) {
+    const int c = first + thread % (kThreads / groups), group = thread / (kThreads / groups);
+    const bool mine = c < columns && group < groups;
+    double total = 0;
+    if (mine) {
+#pragma unroll 8
+      for (unsigned chunk = static_cast<unsigned>(group); chunk < gridDim.x; chunk += static_cast<unsigned>(groups))
+        total += static_cast<double>(__ldcg(partial + chunk * width + first_column + c));
+    }
+    if (groups > 1) {
+      __shared__ double totals[kThreads];
+      totals[thread] = total;
+      __syncthreads();
+      if (mine && group == 0) {
+        for (int other = 1; other < groups; ++other) total += totals[other * (kThreads / groups) + c];
+      }
+    }
+    if (mine && group == 0) dbias[first_column + c] = static_cast<float>(total);
+  }
 }
 
-/// dbias[o] = sum over the chunks in order. A warp has 32 columns' chunks dealt to 8 rows of threads.
-__global__ void sum_partials_kernel(const float* partial, int chunks, std::int64_t width, float* dbias) {
-  __shared__ double sums[8][32];
-  const std::int64_t column = std::int64_t{blockIdx.x} * 32 + threadIdx.x;
-  double sum = 0;
-  if (column < width) {
-    for (int chunk = static_cast<int>(threadIdx.y); chunk < chunks; chunk += 8) sum += static_cast<double>(partial[chunk * width + column]);
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= width) return;
-  for (int row = 1; row < 8; ++row) sum += sums[row][threadIdx.x];
-  dbias[column] = static_cast<float>(sum);
-}
+/// Counters of blocks that have finished, one for each column of blocks, zero between launches. Of one stream, so no two launches
+/// use them at a time.
+struct Tickets {
+  static constexpr std::int64_t kCount = 4096;
+  explicit Tickets(const Stream& stream) : counters(stream.zeros({kCount}, DType::i64)) {}
+  Tensor counters;
+};
 
 template <class T, int V>
 void sum_columns(const Stream& stream, const T* dy, std::int64_t rows, std::int64_t width, float* dbias) {
   int across = 1;
-  while (across < 32 && across * V < width) across *= 2;
+  while (across < 8 && across * V < width) across *= 2;   // 64 columns of bf16 are a line of 128 bytes
   const int down = kThreads / across;
   const auto column_blocks = static_cast<unsigned>((width + across * V - 1) / (across * V));
-  // Chunks depend on the shape alone: enough blocks for a large GPU, and few enough partial sums.
+  DETR_CHECK(column_blocks <= Tickets::kCount, "linear: too many outputs for dbias: ", width);
+  // Chunks depend on the shape alone: enough blocks for a large GPU, few partial sums for the last block.
   std::int64_t rows_per_block = down * kRowsPerThread;
-  while ((rows + rows_per_block - 1) / rows_per_block * column_blocks > 2048) rows_per_block *= 2;
+  while ((rows + rows_per_block - 1) / rows_per_block > 128) rows_per_block *= 2;
   const unsigned chunks = blocks_for(rows, rows_per_block);
   Tensor partial = stream.empty({static_cast<std::int64_t>(chunks), width}, DType::f32);
-  launch(stream, partial_columns_kernel<T, V>, dim3(chunks, column_blocks), dim3(kThreads), 0, dy, rows, width, across, static_cast<int>(rows_per_block), partial.data<float>());
-  launch(stream, sum_partials_kernel, dim3(blocks_for(width, 32)), dim3(32, 8), 0, partial.data<float>(), static_cast<int>(chunks), width, dbias);
+  auto* counters = reinterpret_cast<unsigned*>(stream.cuda_state().get<Tickets>(stream).counters.template data<std::int64_t>());
+  launch(stream, sum_columns_kernel<T, V>, dim3(chunks, column_blocks), dim3(kThreads), 0, dy, rows, width, across, static_cast<int>(rows_per_block), partial.data<float>(),
+         counters, dbias);
 }
 
 }  // namespace
@@ -93,16 +119,16 @@ void linear_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 }
 
 void linear_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, Tensor* dx, Tensor* dweight,
-                     Tensor* dbias) {
+                     Tensor* dbias, bool add_dx) {
   const std::int64_t rows = dy.rows(), out = weight.dim(0), in = weight.dim(1);
   dispatch_float("linear", x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto product = [&](Operand a, Operand b, std::int64_t m, std::int64_t n, std::int64_t k, Tensor& c) {
-      if (k > 0) gemm(stream, x.dtype(), a, b, m, n, k, nullptr, c.dtype(), c.raw());
-      else if (c.bytes()) DETR_TRY(cudaMemsetAsync(c.raw(), 0, static_cast<std::size_t>(c.bytes()), native(stream)));
+    const auto product = [&](Operand a, Operand b, std::int64_t m, std::int64_t n, std::int64_t k, Tensor& c, bool add) {
+      if (k > 0) gemm(stream, x.dtype(), a, b, m, n, k, nullptr, c.dtype(), c.raw(), add);
+      else if (!add && c.bytes()) DETR_TRY(cudaMemsetAsync(c.raw(), 0, static_cast<std::size_t>(c.bytes()), native(stream)));
     };
-    if (dx) product({dy.raw(), false}, {weight.raw(), false}, rows, in, out, *dx);
-    if (dweight) product({dy.raw(), true}, {x.raw(), false}, out, in, rows, *dweight);
+    if (dx) product({dy.raw(), false}, {weight.raw(), false}, rows, in, out, *dx, add_dx);
+    if (dweight) product({dy.raw(), true}, {x.raw(), false}, out, in, rows, *dweight, false);
     if (!dbias) return;
     if (rows == 0) {
       if (dbias->bytes()) DETR_TRY(cudaMemsetAsync(dbias->raw(), 0, static_cast<std::size_t>(dbias->bytes()), native(stream)));

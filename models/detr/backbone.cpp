@@ -45,9 +45,9 @@ ResidualBlock::ResidualBlock(ParameterList& list, const std::string& name, std::
 }
 
 Variable ResidualBlock::forward(Context& ctx, const Variable& x) const {
-  Variable skip = x;
-  if (shortcut) skip = shortcut->forward(ctx, pool_shortcut ? avg_pool(ctx, x) : x);
   const Variable a = branch2a.forward(ctx, x);
+  Variable skip = x;   // after branch2a, so that in backward branch2a's convolution comes last and adds to what the shortcut left
+  if (shortcut) skip = shortcut->forward(ctx, pool_shortcut ? avg_pool(ctx, x) : x);
   if (!branch2c) return branch2b.forward(ctx, a, skip);   // the shortcut is added before the last ReLU
   return branch2c->forward(ctx, branch2b.forward(ctx, a), skip);
 }

@@ -69,6 +69,10 @@ ConvNorm::ConvNorm(ParameterList& list, const std::string& name, std::int64_t in
       activation(act) {}
 
 Variable ConvNorm::forward(Context& ctx, const Variable& x, const Variable& residual) const {
+  if (norm.frozen) {
+    const ConstantNorm constants{norm.weight.value(), norm.bias.value(), norm.running_mean.value(), norm.running_var.value(), norm.eps};
+    return conv2d_norm(ctx, x, ctx.leaf(weight), weight.exact(), constants, residual, activation, options);
+  }
   return norm.forward(ctx, conv2d(ctx, x, ctx.leaf(weight), options), activation, residual);
 }
 

@@ -19,4 +19,11 @@ std::vector<Gpu> list_gpus() {
   return gpus;
 }
 
+GpuMemory memory_info(int index) {
+  DETR_TRY(cudaSetDevice(index));
+  std::size_t free = 0, total = 0;
+  DETR_TRY(cudaMemGetInfo(&free, &total));
+  return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
+}
+
 }  // namespace detr::cuda

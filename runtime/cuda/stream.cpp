@@ -52,7 +52,7 @@ StreamState::StreamState(int device) : device_(device) {
 
 StreamParts open_stream(int index) {
   const std::vector<Gpu> gpus = detr::list_gpus();
-  if (gpus.empty()) throw DeviceError("there is no CUDA device, or no driver for one");
+  if (gpus.empty()) throw DeviceError("cuda:", index, ": there is no CUDA device, or no driver for one");
   if (index < 0 || index >= static_cast<int>(gpus.size())) throw DeviceError("cuda:", index, ": there are ", gpus.size(), " CUDA devices");
   return {Allocator::make(std::make_shared<DeviceMemory>(index)), Allocator::make(std::make_shared<PinnedMemory>()), std::make_shared<StreamState>(index)};
 }
@@ -64,8 +64,6 @@ void copy(const Stream& stream, const Tensor& from, Tensor& to) {
 void clear(const Stream& stream, Tensor& tensor) {
   DETR_TRY(cudaMemsetAsync(tensor.raw(), 0, static_cast<std::size_t>(tensor.bytes()), native(stream)));
 }
-
-std::shared_ptr<Allocator> make_arena(const Stream& stream) { return Allocator::make(std::make_shared<DeviceMemory>(stream.device().index)); }
 
 std::shared_ptr<void> record(const Stream& stream) {
   cudaEvent_t event = nullptr;

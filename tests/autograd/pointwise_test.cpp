@@ -47,3 +47,19 @@ TEST_CASE("sum: gradients", "[cpu]") {
   Context ctx(Stream::cpu(1), nullptr, true);
   expect_throws<InvalidArgument>([&] { sum(ctx, {}); }, "sum: there must be at least one input");
 }
+
+TEST_CASE("cast: the variable itself where the dtype is the same, else a gradient in the input's dtype", "[cpu]") {
+  Tape tape;
+  Context ctx(Stream::cpu(1), &tape, true);
+  const Variable x = tape.input(host_tensor<float>({3}, {1, 2.5F, -3}));
+  const Variable same = cast(ctx, x, DType::f32);
+  CHECK(same.node() == x.node());
+  CHECK(same.value().raw() == x.value().raw());
+  CHECK(tape.size() == 1);
+  const Variable y = cast(ctx, x, DType::f64);
+  CHECK(y.value().dtype() == DType::f64);
+  CHECK(values_of(y.value()) == std::vector<double>{1, 2.5, -3});
+  tape.backward(ctx, y, host_tensor<double>({3}, {0.1, 2, 1e-3}));
+  REQUIRE(tape.gradient(x).dtype() == DType::f32);
+  CHECK(values_of(tape.gradient(x)) == std::vector<double>{static_cast<double>(0.1F), 2, static_cast<double>(1e-3F)});
+}

@@ -1,6 +1,8 @@
 #include "tests/train/rig.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 namespace detr::test {
 
@@ -13,16 +15,53 @@ train::OptimizerConfig Rig::quick() {
 }
 
 Rig::Rig(std::uint64_t seed, const models::ModelConfig& config, int threads, const train::OptimizerConfig& optimizer_config)
-    : stream(Stream::cpu(threads)),
+    : Rig(Stream::cpu(threads), DType::f32, true, seed, config, optimizer_config) {}
+
+Rig::Rig(const Stream& on, DType compute, bool graphs, std::uint64_t seed, const models::ModelConfig& config, const train::OptimizerConfig& optimizer_config)
+    : stream(on),
       model(config),
-      store(model.parameters(), stream, DType::f32),
+      store(model.parameters(), stream, DType::f32, compute),
       optimizer(store, stream, optimizer_config),
-      step(model, store, optimizer, stream) {
+      step(model, store, optimizer, stream, graphs) {
   store.initialise(seed);
+}
+
+std::vector<float> Rig::values(const std::string& name) {
+  const Tensor host = store.on_host(store.weights()), place = store.slice(host, parameter(name));
+  return {place.span<float>().begin(), place.span<float>().end()};
+}
+
+void Rig::set_values(const std::string& name, const std::vector<float>& values) {
+  const Tensor host = store.on_host(store.weights()), place = store.slice(host, parameter(name));
+  REQUIRE(static_cast<std::int64_t>(values.size()) == place.numel());
+  std::copy(values.begin(), values.end(), place.span<float>().begin());
+  store.from_host(host, store.weights());
+  store.refresh_shadow();
+}
+
+std::vector<Fault> faults() {
+  const float inf = std::numeric_limits<float>::infinity();
+  return {
+      {"backbone.res_layers.1.blocks.0.branch2a.conv.weight", std::nanf(""), "weight backbone.res_layers.1.blocks.0.branch2a.conv.weight"},
+      {"decoder.dec_score_head.1.bias", inf, "weight decoder.dec_score_head.1.bias"},
+      {"encoder.lateral_convs.0.norm.running_mean", inf, ""},   // a buffer that training does not read: the step is made
+      {"backbone.conv1.conv1_1.conv.weight", 3e38f, "input of the norm with backbone.conv1.conv1_1.norm.running_mean"},
+      {"decoder.enc_score_head.weight", 3e38f, "decoder.enc_score_head output"},
+      {"decoder.dec_score_head.1.weight", 3e38f, "decoder.dec_score_head.1 output"},
+  };
 }
 
 std::vector<data::ImageTargets> two_pictures() {
   return {{{0, 2}, {{0.3, 0.3, 0.4, 0.3}, {0.7, 0.75, 0.3, 0.4}}}, {{1}, {{0.5, 0.4, 0.5, 0.5}}}};
+}
+
+std::vector<data::ImageTargets> crowd() {
+  std::vector<data::ImageTargets> pictures = {{}, {{2}, {{0.6, 0.5, 0.3, 0.5}}}};
+  for (std::int64_t i = 0; i < 35; ++i) {
+    pictures[0].labels.push_back(i % 3);
+    pictures[0].boxes.push_back({0.1 + 0.13 * static_cast<double>(i % 7), 0.12 + 0.18 * static_cast<double>(i / 7), 0.12, 0.15});
+  }
+  return pictures;
 }
 
 data::Batch make_batch(const std::vector<data::ImageTargets>& targets, const models::DecoderConfig& config, std::int64_t side, std::uint64_t seed) {

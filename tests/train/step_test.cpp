@@ -1,7 +1,6 @@
 #include "train/step.h"
 
 #include <cmath>
-#include <limits>
 
 #include "tests/train/rig.h"
 
@@ -46,28 +45,13 @@ TEST_CASE("step: the same bits for any number of threads", "[cpu]") {
 }
 
 TEST_CASE("step: what is not finite changes nothing and is named", "[cpu]") {
-  struct Fault {
-    std::string parameter;
-    float value;
-    std::string text;   // of the fault
-  };
-  const float inf = std::numeric_limits<float>::infinity();
-  const std::vector<Fault> faults = {
-      {"backbone.res_layers.1.blocks.0.branch2a.conv.weight", std::nanf(""), "weight backbone.res_layers.1.blocks.0.branch2a.conv.weight"},
-      {"decoder.dec_score_head.1.bias", inf, "weight decoder.dec_score_head.1.bias"},
-      {"encoder.lateral_convs.0.norm.running_mean", inf, ""},   // a buffer that training does not read: the step is made
-      {"backbone.conv1.conv1_1.conv.weight", 3e38f, "input of the norm with backbone.conv1.conv1_1.norm.running_mean"},
-      {"decoder.enc_score_head.weight", 3e38f, "decoder.enc_score_head output"},
-      {"decoder.dec_score_head.1.weight", 3e38f, "decoder.dec_score_head.1 output"},
-  };
-  for (const Fault& fault : faults) {
+  for (const Fault& fault : faults()) {
     CAPTURE(fault.parameter);
     Rig rig;
     const data::Batch batch = make_batch(two_pictures(), rig.model.config().decoder);
     REQUIRE(rig.step.run(batch, 1).applied);
-    const Tensor values = rig.parameter(fault.parameter).value();
-    const std::vector<float> kept(values.span<float>().begin(), values.span<float>().end());
-    for (float& v : values.span<float>()) v = fault.value;
+    const std::vector<float> kept = rig.values(fault.parameter);
+    rig.set_values(fault.parameter, std::vector<float>(kept.size(), fault.value));
     const std::string before = rig.hash();
     const StepResult result = rig.step.run(batch, 1);
     CHECK(result.applied == fault.text.empty());
@@ -76,7 +60,7 @@ TEST_CASE("step: what is not finite changes nothing and is named", "[cpu]") {
     CHECK(rig.hash() == before);
     CHECK(rig.optimizer.ema_updates() == 1);
     // With the value put right, training goes on as if the step had not been tried.
-    std::copy(kept.begin(), kept.end(), values.span<float>().begin());
+    rig.set_values(fault.parameter, kept);
     Rig straight;
     REQUIRE(straight.step.run(batch, 1).applied);
     CHECK(rig.step.run(batch, 1).applied);
@@ -109,4 +93,21 @@ TEST_CASE("step: pictures without boxes", "[cpu]") {
     if (name.find("vfl") == std::string::npos) CHECK(value == 0);
     else CHECK(value > 0);
   }
+}
+
+TEST_CASE("step: two in flight are the same as one after the other", "[cpu]") {
+  Rig rig, straight;
+  const data::Batch first = make_batch(two_pictures(), rig.model.config().decoder), second = make_batch(crowd(), rig.model.config().decoder, 96);
+  rig.step.start(first, 1);
+  rig.step.start(second, 0.5);
+  expect_throws<InvalidArgument>([&] { rig.step.start(first, 1); }, "step: 2 steps are in flight");
+  for (const auto& [batch, factor] : {std::pair{&first, 1.0}, std::pair{&second, 0.5}}) {
+    const StepResult result = rig.step.finish(), wanted = straight.step.run(*batch, factor);
+    CHECK(result.applied);
+    CHECK(result.loss == wanted.loss);
+    CHECK(result.terms == wanted.terms);
+    CHECK(result.grad_norm == wanted.grad_norm);
+  }
+  CHECK(rig.hash() == straight.hash());
+  expect_throws<InvalidArgument>([&] { rig.step.finish(); }, "step: finish() without start()");
 }

@@ -32,7 +32,8 @@ void expect_agreement(const Case& c, DType dtype) {
     Guarded gy(dy.shape(), dtype);
     kernels::linear_forward(gpu(), gx, gw, with_bias ? &gb : nullptr, gy.tensor);
     if (!with_bias) kernels::linear_forward(cpu, xs, ws, nullptr, y);
-    expect_near(gy.values(), y, tolerance(c.in, dtype));
+    // Some of the library's kernels round the product before they add the bias.
+    expect_near(gy.values(), y, tolerance(c.in, dtype) + (with_bias ? roundoff(dtype) : 0));
   }
   std::vector<Tensor> full;
   for (int subset = 7; subset >= 0; --subset) {
