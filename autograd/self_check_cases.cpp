@@ -45,6 +45,15 @@ void add_products(std::vector<OpCase>& cases) {
                    [](Context& c, Inputs in, Constants) { return add(c, linear(c, in[0], in[1], {}), linear(c, in[0], in[2], {})); }});
   cases.push_back({"conv2d, shared input", {normals({1, 3, 2, 8}, 45), weight(normals({8, 3, 3, 8}, 46)), weight(normals({8, 1, 1, 8}, 47))}, {},
                    [](Context& c, Inputs in, Constants) { return add(c, conv2d(c, in[0], in[1], {1, 1}), conv2d(c, in[0], in[2], {1, 0})); }});
+  // No sum before the activation is near 0, where rounding the folded weight to bf16 could move it across ReLU's kink.
+  for (const Activation act : {Activation::none, Activation::relu}) {
+    cases.push_back({concat("conv2d_norm, activation ", static_cast<int>(act)), {normals({1, 3, 2, 3}, 50), weight(normals({3, 3, 3, 3}, 51)), normals({1, 3, 2, 3}, 52)},
+                     {wide(uniforms({3}, 0.5, 1.5, 53)), wide(normals({3}, 54)), wide(normals({3}, 55)), wide(uniforms({3}, 0.5, 1.5, 56))},
+                     [act](Context& c, Inputs in, Constants norm) {
+                       const Tensor exact = cast(c, in[1].detach(), norm[0].dtype()).value();
+                       return conv2d_norm(c, in[0], in[1], exact, {norm[0], norm[1], norm[2], norm[3]}, in[2], act, {1, 1});
+                     }});
+  }
 }
 
 void add_norms(std::vector<OpCase>& cases) {

@@ -77,8 +77,8 @@ Cost layer_norm_backward(std::int64_t rows, std::int64_t width, double e);
 /// Logits read and their gradient written, once: forward and backward together.
 Cost detection_loss(std::int64_t n, std::int64_t queries, std::int64_t classes, double e);
 
-/// Bytes an optimised parameter costs in f32 with an average and a bf16 shadow: norm 4; AdamW 28 (g p m v in, p m v out); average 12; shadow
-/// 6. In one pass over all but the norm 38.
+/// Bytes of an optimised parameter in f32: its norm 4, AdamW 28 (g p m v in, p m v out), the average 12 (p, average in, average out). In one pass, with a
+/// bf16 shadow written: g p m v average in, p m v average and shadow out, 38.
 inline constexpr double kNormBytes = 4, kAdamwBytes = 28, kAverageBytes = 12, kOptimizerPassBytes = 38;
 
 }  // namespace detr::bench

@@ -45,7 +45,10 @@ std::shared_ptr<Allocator> Allocator::make(std::shared_ptr<MemorySource> source)
   return std::shared_ptr<Allocator>(new Allocator(std::move(source)));
 }
 
-Allocator::~Allocator() { free_cache_locked(); }
+Allocator::~Allocator() {
+  kept_ = false;
+  free_cache_locked();
+}
 
 std::shared_ptr<std::byte> Allocator::allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;
@@ -134,7 +137,13 @@ void Allocator::free_cache() {
   free_cache_locked();
 }
 
+void Allocator::keep_cache() {
+  const std::lock_guard lock(mutex_);
+  kept_ = true;
+}
+
 void Allocator::free_cache_locked() {
+  if (kept_) return;
   for (auto block = blocks_.begin(); block != blocks_.end();) {
     const auto next = std::next(block);
     const bool whole = block->second.starts_segment && (next == blocks_.end() || next->second.starts_segment);

@@ -45,6 +45,8 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   /// Gives memory back to the source, as far as nothing of a segment is in use.
   void free_cache();
+  /// From here on nothing is given back while the allocator lives: a captured graph may write to any of its addresses.
+  void keep_cache();
 
   Device device() const { return source_->device(); }
   const std::shared_ptr<MemorySource>& source() const { return source_; }
@@ -73,6 +75,7 @@ class Allocator : public std::enable_shared_from_this<Allocator> {
   Blocks blocks_;                                          // all, by address
   std::set<std::pair<std::size_t, std::byte*>> free_;      // the free ones, by size
   std::size_t in_use_ = 0, cached_ = 0, peak_ = 0;
+  bool kept_ = false;
 };
 
 }  // namespace detr

@@ -96,6 +96,20 @@ double Event::milliseconds_since(const Event& earlier) const {
   else return 0;
 }
 
+void Stream::wait_for(const Event& event) const {
+  if constexpr (kHasCuda) {
+    if (event.event_) cuda::wait_for(*this, event.event_.get());
+  }
+}
+
+Stream Stream::beside() const {
+  Stream stream = lasting();
+  if constexpr (kHasCuda) {
+    if (cuda_) stream.cuda_ = cuda::state_beside(*this);
+  }
+  return stream;
+}
+
 Stream Stream::with_arena() const {
   Stream stream = *this;
   stream.allocator_ = Allocator::make(lasting_allocator_->source());
@@ -109,7 +123,9 @@ Stream Stream::lasting() const {
 }
 
 Graph Stream::capture(const std::function<void()>& enqueue) const {
-  DETR_CHECK(!device().is_cpu() && !planning_, "capture: a stream on the CPU, or on which nothing runs, has no graphs");
+  DETR_CHECK(!planning_, "capture: a planning stream has no graphs");
+  DETR_CHECK(!device().is_cpu(), "capture: a stream on the CPU has no graphs");
+  allocator_->keep_cache();
   if constexpr (kHasCuda) return Graph(cuda::capture(*this, enqueue));
   else return {};
 }

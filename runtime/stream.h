@@ -26,6 +26,7 @@ class Event {
   double milliseconds_since(const Event& earlier) const;
 
  private:
+  friend class Stream;
   std::shared_ptr<void> event_;
 };
 
@@ -92,6 +93,12 @@ class Stream {
   /// The same queue with the allocator it was made with: for what is made within a step and kept.
   Stream lasting() const;
 
+  /// What is enqueued from here on starts once the event has been passed; the host does not wait.
+  void wait_for(const Event& event) const;
+  /// A second queue on the same device, with the memory of lasting(). What one makes and the other uses needs an event between, and
+  /// must not be dropped before.
+  Stream beside() const;
+
   /// Runs `enqueue`, which enqueues work on this stream, and returns what it enqueued as a graph instead of running it. GPU only.
   /// The same work must have run before, so that libraries are set up and tables are made.
   Graph capture(const std::function<void()>& enqueue) const;
@@ -123,6 +130,8 @@ void clear(const Stream& stream, Tensor& tensor);
 void wait(const Stream& stream);
 std::shared_ptr<void> record(const Stream& stream);
 void wait_event(void* event);
+void wait_for(const Stream& stream, void* event);
+std::shared_ptr<StreamState> state_beside(const Stream& stream);
 double milliseconds_between(void* earlier, void* later);
 std::shared_ptr<GraphState> capture(const Stream& stream, const std::function<void()>& enqueue);
 void launch(const Stream& stream, const GraphState& graph);

@@ -286,7 +286,10 @@ void Config::update(const std::string& assignment, const std::string& origin) {
   const std::string path = assignment.substr(first, last + 1 - first), written = assignment.substr(equals + 1);
   Json value = parse_value(written, origin);
   // A folder may be called 2024.
-  if (const schema::Key* key = schema::find(schema::canonical(path)); key && key->kind == schema::Kind::text && value.is_number()) value = written;
+  if (const schema::Key* key = schema::find(schema::canonical(path)); key && key->kind == schema::Kind::text) {
+    const bool is_choice = value.is_boolean() && key->rule.only.find("\"" + written + "\"") != std::string_view::npos;   // amp=off
+    if (value.is_number() || is_choice) value = written;
+  }
   Draft draft = tree_->draft;
   draft.set(path, value, origin);
   adopt({std::move(draft)});

@@ -51,11 +51,16 @@ StepInputs empty_inputs(const Stream& stream, const StepKey& key) {
 
 void Upload::enqueue(const Tensor& values, Tensor& to) {
   if (stream_.device().is_cpu()) return stream_.copy(values, to);
-  if (next_ == staged_.size()) staged_.emplace_back();
-  Tensor& staged = staged_[next_++];
-  if (!staged.defined() || staged.shape() != values.shape() || staged.dtype() != values.dtype()) staged = stream_.empty_host(values.shape(), values.dtype());
-  if (values.bytes()) std::memcpy(staged.raw(), values.raw(), static_cast<std::size_t>(values.bytes()));
-  stream_.copy(staged, to);
+  if (next_ == copies_.size()) copies_.emplace_back();
+  Copy& copy = copies_[next_++];
+  if (!copy.staged.defined() || copy.staged.shape() != values.shape() || copy.staged.dtype() != values.dtype()) {
+    copy.pinned = stream_.empty_host(values.shape(), values.dtype());
+    copy.staged = stream_.empty_like(values);
+    stream_.wait();   // what the memory was used for before is done, also for the other queue
+  }
+  if (values.bytes()) std::memcpy(copy.pinned.raw(), values.raw(), static_cast<std::size_t>(values.bytes()));
+  beside_.copy(copy.pinned, copy.staged);
+  copy.to = to;
 }
 
 void Upload::enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& inputs) {
@@ -72,6 +77,9 @@ void Upload::enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& i
     enqueue(batch.denoising.match, inputs.targets.dn_match);
     enqueue(one(normalizer(boxes) * static_cast<double>(batch.denoising.groups)), inputs.targets.dn_num_boxes);
   }
+  if (stream_.device().is_cpu()) return;
+  stream_.wait_for(beside_.record());
+  for (std::size_t i = 0; i < next_; ++i) stream_.copy(copies_[i].staged, copies_[i].to);
   copied_ = stream_.record();
 }
 

@@ -25,12 +25,13 @@ StepKey key_of(const data::Batch& batch);
 /// Inputs of undefined contents for batches with this key.
 StepInputs empty_inputs(const Stream& stream, const StepKey& key);
 
-/// Enqueues the copies of a batch to the device, through page-locked memory that is kept from one batch to the next: pictures,
-/// truth, denoising queries, and the normalisers max(boxes, 1) and max(boxes, 1) G. `boxes` is the number of true boxes of the
-/// whole (global) batch. On the CPU nothing is kept and the copies are made at once.
+/// Brings batches to the device while the step before runs: by page-locked memory and a queue of its own into memory of the device
+/// that is kept for this, and from there, in the stream's order, to the inputs. On the CPU the copies are made at once.
 class Upload {
  public:
-  explicit Upload(const Stream& stream) : stream_(stream.lasting()) {}
+  explicit Upload(const Stream& stream) : stream_(stream.lasting()), beside_(stream.beside()) {}
+  /// Pictures, truth, denoising queries, and the normalisers max(boxes, 1) and max(boxes, 1) G. `boxes` is the number of true boxes
+  /// of the whole (global) batch.
   void enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& inputs);
   /// One more tensor, before those of the batch.
   void enqueue(const Tensor& values, Tensor& to);
@@ -38,8 +39,11 @@ class Upload {
   void wait();
 
  private:
-  Stream stream_;
-  std::vector<Tensor> staged_;   // page-locked, one for each copy of a batch
+  struct Copy {
+    Tensor pinned, staged, to;
+  };
+  Stream stream_, beside_;
+  std::vector<Copy> copies_;   // the first next_ of them are this batch's
   std::size_t next_ = 0;
   Event copied_;
 };

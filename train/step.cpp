@@ -76,6 +76,8 @@ Step::Program& Step::program_of(const StepKey& key) {
   if (is_new) {
     program.key = key;
     program.inputs = empty_inputs(arena_.lasting(), key);
+    Tensor& pictures = pictures_.try_emplace(key.pictures, program.inputs.pictures).first->second;   // by far the largest: one for all keys
+    program.inputs.pictures = pictures;
   }
   return program;
 }

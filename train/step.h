@@ -91,6 +91,7 @@ class Step {
   Tape tape_;
   Tensor kept_buffers_, reserved_;        // the latter a byte of what reserve() took: it is in use, so the piece is not given back
   std::map<StepKey, Program> programs_;
+  std::map<std::vector<std::int64_t>, Tensor> pictures_;   // by shape
   const Program* last_ = nullptr;
   std::vector<Flight> flights_;           // a ring
   std::size_t started_ = 0, finished_ = 0;

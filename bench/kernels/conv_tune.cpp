@@ -3,11 +3,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "bench/scene.h"
 #include "kernels/cuda/conv2d_plans.h"
 #include "models/detr/rtdetr.h"
 #include "runtime/cuda/stream_state.h"
 #include "runtime/random.h"
-#include "tests/train/rig.h"
 #include "train/step.h"
 
 using namespace detr;
@@ -42,6 +42,21 @@ double time_plan(const Stream& stream, const Cudnn& cudnn, const CudnnPlan& plan
   return end.milliseconds_since(begin) / 6;
 }
 
+/// A batch of noise with random truth.
+data::Batch random_batch(std::int64_t n, std::int64_t side) {
+  const bench::Scene scene = bench::make_scene(n, 0, 1);
+  data::Batch batch;
+  batch.images = host_zeros({n, side, side, 3}, DType::u8);
+  std::uint64_t counter = 0;
+  for (std::uint8_t& value : batch.images.span<std::uint8_t>()) value = static_cast<std::uint8_t>(random_bits(RandomKey(2), counter++));
+  batch.size_h = batch.size_w = side;
+  batch.targets = scene.targets;
+  batch.denoising = scene.denoising;
+  for (std::int64_t i = 0; i < n; ++i) batch.image_ids.push_back(i);
+  batch.orig_width = batch.orig_height = std::vector<std::int64_t>(static_cast<std::size_t>(n), side);
+  return batch;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -56,8 +71,7 @@ int main(int argc, char** argv) {
     store.initialise(0);
     train::Optimizer optimizer(store, stream, {});
     train::Step step(model, store, optimizer, stream, false);
-    std::vector<data::ImageTargets> targets(static_cast<std::size_t>(batch_size), {{1}, {{0.5, 0.5, 0.2, 0.2}}});
-    step.run(test::make_batch(targets, config.decoder, 640), 1e-3);
+    step.run(random_batch(batch_size, 640), 1e-3);
     for (const auto& [key, plan] : stream.cuda_state().get<Convolutions>(stream).plans) keys.push_back(key);
   }
   Convolutions& convolutions = stream.cuda_state().get<Convolutions>(stream);

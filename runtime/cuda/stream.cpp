@@ -75,6 +75,10 @@ std::shared_ptr<void> record(const Stream& stream) {
   return owner;
 }
 
+void wait_for(const Stream& stream, void* event) { DETR_TRY(cudaStreamWaitEvent(native(stream), static_cast<cudaEvent_t>(event), cudaEventWaitDefault)); }
+
+std::shared_ptr<StreamState> state_beside(const Stream& stream) { return std::make_shared<StreamState>(stream.device().index); }
+
 double milliseconds_between(void* earlier, void* later) {
   float time = 0;
   DETR_TRY(cudaEventElapsedTime(&time, static_cast<cudaEvent_t>(earlier), static_cast<cudaEvent_t>(later)));

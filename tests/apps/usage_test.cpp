@@ -1,4 +1,5 @@
 // What a user types: commands, flags, keys; the exit code and the one line for each kind of mistake.
+#include "runtime/gpus.h"
 #include "tests/apps/small_run.h"
 
 namespace detr::test {
@@ -100,6 +101,33 @@ TEST_CASE("usage: a device that is not there is exit 8", "[cpu]") {
   const SmallData small;
   expect_error(small.train("run", {"-d", "cuda:99"}), 8, "cuda");
   expect_error({"info", "devices", "-d", "cuda:99"}, 8, "cuda");
+}
+
+TEST_CASE("usage: number formats and graphs", "[cpu]") {
+  const SmallData small;
+  expect_error(small.train("run", {"--amp", "fp16"}), 2, "--amp");
+  expect_error(small.train("run", {"-d", "cpu", "--amp", "bf16"}), 2, "amp: bf16 needs a GPU");
+  expect_error(small.train("run", {"-d", "cpu", "-u", "amp=half"}), 2, "amp");
+  expect_error({"train", "--no-graphs"}, 2, "unknown flag --no-graphs; did you mean --no-graph?");
+  expect_error({"eval", "-r", "x", "--data", "y", "--no-graph"}, 2, "unknown flag --no-graph");
+  // On the CPU there is nothing to choose: the flags are taken, and the run has the bits of one without them.
+  const std::vector<std::string> once = {"-d", "cpu", "--max-steps", "2", "--eval-every", "0", "--json"};
+  const ProcessResult plain = expect_success(small.train("plain", once));
+  const ProcessResult flagged = expect_success(small.train("flagged", once + std::vector<std::string>{"--amp", "off", "--no-graph"}));
+  const ProcessResult automatic = expect_success(small.train("automatic", once + std::vector<std::string>{"--use-amp"}));
+  for (const ProcessResult* result : {&flagged, &automatic}) CHECK(result->json().at("hash") == plain.json().at("hash"));
+  CHECK(read_text(small.dir() / "plain" / "train.log").find(", f32, deterministic") != std::string::npos);
+}
+
+TEST_CASE("usage: the devices that are asked for", "[cpu]") {
+  for (const char* bad : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1000", "cpu:0", ""}) expect_error({"selftest", "-d", bad}, 2, concat("--device ", bad));
+  CHECK(expect_success({"selftest", "-d", "cpu", "--ops", "^add$", "--json"}).json().at("ops").size() == 1);
+  if (!list_gpus().empty()) SKIP("there is a CUDA device");
+  for (const char* device : {"cuda", "cuda:0"}) {
+    expect_error({"selftest", "-d", device}, 8, "cuda:0");
+    expect_error({"info", "devices", "-d", device}, 8, "cuda:0");
+  }
+  CHECK(expect_success({"selftest", "-d", "auto", "--ops", "^add$", "--json"}).json().at("ops").size() == 1);   // auto: the CPU then
 }
 
 TEST_CASE("usage: --json is one object on stdout, in errors too", "[cpu]") {

@@ -1,5 +1,7 @@
 #include "autograd/conv2d.h"
 
+#include "autograd/pointwise.h"
+#include "autograd/spatial.h"
 #include "tests/autograd/expect_gradients.h"
 
 using namespace detr;
@@ -56,4 +58,28 @@ TEST_CASE("conv2d: same bits for any number of threads through the tape", "[cpu]
       for (std::size_t i = 0; i < one.size(); ++i) expect_same_bits(more[i], one[i]);
     }
   }
+}
+
+TEST_CASE("conv2d_norm: gradients", "[cpu]") {
+  const Tensor gamma = uniform(Shape{3}, 0.5, 1.5, 3), beta = normal(Shape{3}, 4), mean = normal(Shape{3}, 5), var = uniform(Shape{3}, 0.5, 1.5, 6);
+  for (const kernels::Activation activation : {kernels::Activation::none, kernels::Activation::relu}) {
+    const Op op = [&](Context& ctx, Inputs in) {
+      return conv2d_norm(ctx, in[0], in[1], in[1].value(), {gamma, beta, mean, var, 1e-5}, in[2], activation, {2, 1});
+    };
+    const std::vector<Tensor> inputs = {normal({2, 5, 4, 2}, 1), normal({3, 3, 3, 2}, 2), normal({2, 3, 2, 3}, 7)};
+    expect_gradients(op, inputs);
+    expect_gradient_subsets(op, inputs);
+    const Op without = [&](Context& ctx, Inputs in) { return conv2d_norm(ctx, in[0], in[1], in[1].value(), {gamma, beta, mean, var, 1e-5}, Variable(), activation, {1, 1}); };
+    expect_gradients(without, {inputs[0], inputs[1]});
+    expect_gradient_subsets(without, {inputs[0], inputs[1]});
+  }
+}
+
+TEST_CASE("conv2d: gradients of an input that several ops share", "[cpu]") {
+  const Op op = [](Context& ctx, Inputs in) {
+    const Variable a = conv2d(ctx, in[0], in[1], {1, 1}), b = conv2d(ctx, in[0], in[2], {1, 0});
+    return add(ctx, add(ctx, a, b), reshape(ctx, conv2d(ctx, reshape(ctx, in[0], in[0].shape()), in[1], {1, 1}), a.shape()));
+  };
+  expect_gradients(op, {normal({1, 4, 3, 2}, 1), normal({2, 3, 3, 2}, 2), normal({2, 1, 1, 2}, 3)});
+  expect_gradient_subsets(op, {normal({1, 4, 3, 2}, 1), normal({2, 3, 3, 2}, 2), normal({2, 1, 1, 2}, 3)});
 }

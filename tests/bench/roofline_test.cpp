@@ -102,6 +102,10 @@ TEST_CASE("model cost: floors by part", "[cpu]") {
   }
 }
 
+TEST_CASE("model cost: GFLOP of a training picture", "[cpu]") {
+  expect_close(2e-9 * training_cost(models::variant_config("r50"), 1, 640, 500).total().mac, 412.5, 0.005);
+}
+
 TEST_CASE("model cost: other picture sizes", "[cpu]") {
   const auto floor = [](std::int64_t size) { return training_cost(models::variant_config("r50"), 16, size, 500).total(); };
   expect_floor(floor(480), 7.4, 0.1);
@@ -125,7 +129,7 @@ TEST_CASE("model cost: the walk meets every convolution of the model", "[cpu]") 
     CHECK(cost.convolutions == convolutions);
     CHECK(cost.conv_weights == weights);
   }
-  CHECK(training_cost(models::variant_config("r50"), 1, 640, 500).convolutions == 94);
+  CHECK(training_cost(models::variant_config("r50"), 1, 640, 500).convolutions == 94 + 3);   // three of them the decoder's
 }
 
 TEST_CASE("model cost: sizes that no model takes are refused", "[cpu]") {

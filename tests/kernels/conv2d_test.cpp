@@ -121,6 +121,19 @@ TEST_CASE("conv2d: same bits for any number of threads and any set of gradients"
   }
 }
 
+TEST_CASE("conv2d: dx is added to what is there", "[cpu]") {
+  for (const std::int64_t kernel : {1, 3}) {
+    const Tensor x = random({2, 6, 5, 4}, DType::f64, 1), weight = random({3, kernel, kernel, 4}, DType::f64, 2), before = random(x.shape(), DType::f64, 4);
+    const Conv2dOptions options{1, (kernel - 1) / 2};
+    const Tensor dy = random(kernels::conv2d_shape(x.shape(), weight.shape(), options), DType::f64, 3);
+    const Results alone = run(2, x, weight, options, dy);
+    Tensor dx = host_tensor<double>(x.shape(), values_of(before)), dweight = poisoned(weight.shape(), DType::f64);
+    kernels::conv2d_backward(Stream::cpu(2), dy, x, weight, options, &dx, &dweight, true);
+    for (std::int64_t i = 0; i < dx.numel(); ++i) REQUIRE(dx.data<double>()[i] == before.data<double>()[i] + alone.dx.data<double>()[i]);
+    expect_same_bits(dweight, alone.dweight);   // overwritten all the same
+  }
+}
+
 TEST_CASE("conv2d: errors", "[cpu]") {
   const Stream stream = Stream::cpu(1);
   expect_throws<InvalidArgument>([] { kernels::conv2d_shape({4, 4, 2}, {3, 3, 3, 2}, {1, 1}); }, "conv2d: x must be (N, H, W, I), got (4, 4, 2)");

@@ -114,6 +114,17 @@ TEST_CASE("criterion: names and order of the terms", "[cpu]") {
                                           "loss_vfl_enc_0", "loss_bbox_enc_0", "loss_giou_enc_0"});
 }
 
+TEST_CASE("criterion: named losses of values in any dtype", "[cpu]") {
+  const std::vector<Tensor> layers = {host_tensor<double>({2, 3}, {1, 2, 3, 4, 5, 6}), host_tensor<float>({2, 3}, {7, 8, 9, 10, 11, 12}), host_tensor<float>({1, 3}, {13, 14, 15})};
+  const std::vector<std::pair<std::string, double>> wanted = {
+      {"loss_vfl", 7}, {"loss_bbox", 8}, {"loss_giou", 9}, {"loss_vfl_aux_0", 1}, {"loss_bbox_aux_0", 2}, {"loss_giou_aux_0", 3}, {"loss_vfl_dn_0", 4}, {"loss_bbox_dn_0", 5},
+      {"loss_giou_dn_0", 6}, {"loss_vfl_dn_1", 10}, {"loss_bbox_dn_1", 11}, {"loss_giou_dn_1", 12}, {"loss_vfl_enc_0", 13}, {"loss_bbox_enc_0", 14}, {"loss_giou_enc_0", 15}};
+  CHECK(named_losses(layers) == wanted);
+  CriterionOutput output;
+  for (const Tensor& terms : layers) output.terms.emplace_back(terms);
+  CHECK(named_losses(output) == wanted);
+}
+
 TEST_CASE("criterion: each layer has its own matching", "[cpu]") {
   Context ctx(Stream::cpu(1), nullptr, true);
   DecoderOutput output = two_queries(3);

@@ -10,7 +10,7 @@ namespace detr::test {
 /// numbers of that size to what is trained, so that layers which start at zero do something.
 inline void give_values(const ParameterList& list, std::uint64_t seed, DType dtype, double noise = 0) {
   for (const Parameter& p : list.all()) {
-    p.state().value = host_zeros(p.shape(), dtype);
+    p.state().value = p.state().exact = host_zeros(p.shape(), dtype);
     models::init::apply(p, seed, p.state().value);
     if (!p.trainable()) continue;
     p.state().grad = host_zeros(p.shape(), dtype);

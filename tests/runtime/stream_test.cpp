@@ -1,7 +1,4 @@
-// Streams on which nothing runs, and where a stream's memory comes from.
 #include "runtime/stream.h"
-
-#include <cstdlib>
 
 #include "runtime/gpus.h"
 #include "tests/support.h"
@@ -11,93 +8,107 @@ using namespace detr::test;
 
 namespace {
 
-/// Host memory that counts.
-class CountedMemory final : public MemorySource {
- public:
-  Device device() const override { return Device::cpu(); }
-  void* take(std::size_t bytes) override {
-    taken += bytes;
-    return std::aligned_alloc(64, bytes);
-  }
-  void give(void* memory, std::size_t bytes) override {
-    taken -= bytes;
-    std::free(memory);
-  }
-  std::size_t taken = 0;
-};
+/// A tensor that says it lies on a GPU; it has no elements.
+Tensor elsewhere() { return {nullptr, 0, Shape{0}, DType::f32, Device::cuda(0)}; }
 
 }  // namespace
 
-TEST_CASE("stream: a planning stream has addresses and no memory", "[cpu]") {
-  const Stream stream = Stream::planning(Device::cuda(3));
-  CHECK(stream.is_planning());
-  CHECK(stream.device() == Device::cuda(3));
-  CHECK_FALSE(Stream::cpu(1).is_planning());
+TEST_CASE("stream: tensors it makes", "[cpu]") {
+  const Stream stream = Stream::cpu(2);
+  CHECK(stream.device().is_cpu());
+  CHECK(stream.pool().threads() == 2);
+  const Tensor x = stream.empty({2, 3}, DType::bf16), host = stream.empty_host({4}, DType::f64), zeros = stream.zeros({33}, DType::f32);
+  CHECK(x.shape() == Shape{2, 3});
+  CHECK(x.dtype() == DType::bf16);
+  CHECK(x.device().is_cpu());
+  CHECK(host.dtype() == DType::f64);
+  CHECK(host.device().is_cpu());
+  CHECK(values_of(zeros) == std::vector<double>(33, 0));
+  CHECK(stream.zeros({0, 3}, DType::i64).numel() == 0);
+  const Tensor like = stream.empty_like(zeros);
+  CHECK(like.shape() == zeros.shape());
+  CHECK(like.dtype() == DType::f32);
+  CHECK(like.raw() != zeros.raw());
+}
 
-  const std::int64_t tebi = std::int64_t{1} << 40;
-  const Tensor large = stream.zeros({tebi}, DType::u8), small = stream.empty({3}, DType::f32);   // more than any machine has
-  CHECK(large.device() == Device::cuda(3));
-  CHECK(large.raw() != nullptr);
-  CHECK(small.raw() != large.raw());
-  CHECK(stream.allocator().bytes_in_use() == static_cast<std::size_t>(tebi) + 512);
-  CHECK(stream.allocator().bytes_cached() == kCudaSegmentBytes - 512);   // in segments, like the device's own memory
+TEST_CASE("stream: copies", "[cpu]") {
+  const Stream stream = Stream::cpu(1);
+  const Tensor from = host_tensor<float>({2, 2}, {1, 2, 3, 4});
+  Tensor to = stream.empty({2, 2}, DType::f32);
+  stream.copy(from, to);
+  CHECK(values_of(to) == std::vector<double>{1, 2, 3, 4});
+  Tensor row = to.slice(1, 2);   // a part of a tensor
+  stream.copy(from.slice(0, 1), row);
+  CHECK(values_of(to) == std::vector<double>{1, 2, 1, 2});
+  stream.copy(to, to);
+  CHECK(values_of(to) == std::vector<double>{1, 2, 1, 2});
+  Tensor nothing = stream.empty({0, 2}, DType::f32);
+  stream.copy(from.slice(1, 1), nothing);
 
-  Tensor copied = stream.to_device(host_tensor<float>({3}, std::vector<float>{1, 2, 3}));
-  CHECK(copied.device() == Device::cuda(3));
-  stream.copy(small, copied);
-  stream.wait();
-  stream.record().wait();
-  expect_throws<InvalidArgument>([&] { stream.copy(large, copied); }, "copy: ");
-  expect_throws<InvalidArgument>([&] { static_cast<void>(stream.to_host(copied)); }, "on a planning stream nothing has been computed: f32(3)");
-  expect_throws<InvalidArgument>([&] { static_cast<void>(stream.capture([] {})); }, "has no graphs");
+  Tensor other_shape = stream.empty({4}, DType::f32), other_dtype = stream.empty({2, 2}, DType::f64), undefined, far = elsewhere();
+  expect_throws<InvalidArgument>([&] { stream.copy(from, other_shape); }, "copy: f32(2, 2) to f32(4)");
+  expect_throws<InvalidArgument>([&] { stream.copy(from, other_dtype); }, "copy: f32(2, 2) to f64(2, 2)");
+  expect_throws<InvalidArgument>([&] { stream.copy(from, undefined); }, "copy: f32(2, 2) to undefined");
+  expect_throws<InvalidArgument>([&] { stream.copy(undefined, to); }, "copy: undefined to f32(2, 2)");
+  expect_throws<InvalidArgument>([&] { stream.copy(host_zeros({0}, DType::f32), far); }, "copy: a tensor on cuda:0, the stream is on cpu");
+  expect_throws<InvalidArgument>([&] { stream.copy(far, nothing = host_zeros({0}, DType::f32)); }, "copy: a tensor on cuda:0, the stream is on cpu");
+}
 
+TEST_CASE("stream: what is on the host stays there", "[cpu]") {
+  const Stream stream = Stream::cpu(1);
+  const Tensor x = host_tensor<double>({2}, {1, 2});
+  CHECK(stream.to_host(x).raw() == x.raw());
+  CHECK(stream.to_device(x).raw() == x.raw());
+  CHECK_FALSE(stream.to_host(Tensor()).defined());
+  CHECK_FALSE(stream.to_device(Tensor()).defined());
+  expect_throws<InvalidArgument>([&] { stream.to_device(elsewhere()); }, "copy: a tensor on cuda:0, the stream is on cpu");
+}
+
+TEST_CASE("stream: an arena has memory of its own and the same threads", "[cpu]") {
+  const Stream stream = Stream::cpu(3);
   const Stream arena = stream.with_arena();
-  CHECK(arena.is_planning());
-  const Tensor dropped = arena.empty({5}, DType::f64);
-  CHECK(arena.allocator().bytes_in_use() == 512);
-  const Tensor kept = arena.lasting().empty({5}, DType::f64);
-  CHECK(arena.allocator().bytes_in_use() == 512);
+  CHECK(&arena.allocator() != &stream.allocator());
+  CHECK(&arena.pool() == &stream.pool());
+  CHECK(arena.device() == stream.device());
+  const std::size_t in_use = stream.allocator().bytes_in_use();
+  const Tensor short_lived = arena.empty({1000}, DType::f64);
+  CHECK(stream.allocator().bytes_in_use() == in_use);
+  CHECK(arena.allocator().bytes_in_use() >= 8000);
+  CHECK(arena.allocator().peak_bytes() >= 8000);
+
+  const Stream lasting = arena.lasting();
+  CHECK(&lasting.allocator() == &stream.allocator());
+  CHECK(&lasting.with_arena().lasting().allocator() == &stream.allocator());
+  CHECK(&stream.lasting().allocator() == &stream.allocator());
+  const Tensor kept = lasting.empty({1000}, DType::f64);
+  CHECK(stream.allocator().bytes_in_use() >= in_use + 8000);
+  CHECK(arena.allocator().bytes_in_use() < 16000);
 }
 
-TEST_CASE("stream: a planning stream of the CPU takes what the CPU takes", "[cpu]") {
-  const Stream planning = Stream::planning(Device::cpu()), real = Stream::cpu(1);
-  for (const Stream* stream : {&planning, &real}) {
-    Tensor a = stream->empty({100}, DType::u8);
-    const Tensor b = stream->empty({3, 1 << 20}, DType::u8);
-    a = stream->empty({120}, DType::u8);
-  }
-  CHECK(planning.allocator().bytes_in_use() == real.allocator().bytes_in_use());
-  CHECK(planning.allocator().bytes_cached() == real.allocator().bytes_cached());
-  CHECK(planning.allocator().peak_bytes() == real.allocator().peak_bytes());
-}
-
-TEST_CASE("stream: an arena is on the memory of its stream", "[cpu]") {
-  const auto memory = std::make_shared<CountedMemory>();
+TEST_CASE("stream: memory of a stream that is gone stays", "[cpu]") {
+  Tensor x;
   {
-    const Stream stream = Stream::cpu(1, memory), arena = stream.with_arena();
-    const Tensor a = arena.zeros({64}, DType::u8);
-    CHECK(memory->taken == 64);
-    CHECK(stream.allocator().bytes_in_use() == 0);
-    const Tensor b = arena.lasting().zeros({64}, DType::u8);
-    CHECK(memory->taken == 128);
-    CHECK(stream.allocator().bytes_in_use() == 64);
-    CHECK(arena.lasting().to_host(b).raw() == b.raw());
+    const Stream arena = Stream::cpu(1).with_arena();
+    x = arena.zeros({5}, DType::f32);
   }
-  CHECK(memory->taken == 0);
+  CHECK(values_of(x) == std::vector<double>(5, 0));
 }
 
-TEST_CASE("gpus: the CPU has no memory of a GPU", "[cpu]") {
-  expect_throws<InvalidArgument>([] { static_cast<void>(memory_info(Device::cpu())); }, "memory_info: wanted a GPU, got cpu");
+TEST_CASE("stream: on the CPU an op has run when its call returns", "[cpu]") {
+  const Stream stream = Stream::cpu(1);
+  stream.wait();
+  Event event = stream.record();
+  event.wait();
+  Event().wait();
+  expect_throws<InvalidArgument>([&] { event.milliseconds_since(Event()); }, "event: the CPU has no times");
+  bool ran = false;
+  expect_throws<InvalidArgument>([&] { stream.capture([&] { ran = true; }); }, "capture: a stream on the CPU has no graphs");
+  CHECK_FALSE(ran);
+  CHECK_FALSE(Graph().defined());
 }
 
-TEST_CASE("gpus: memory", "[gpu]") {
-  const std::vector<Gpu> gpus = list_gpus();
-  if (gpus.empty()) SKIP("no CUDA device");
-  const GpuMemory before = memory_info(Device::cuda(0));
-  CHECK(before.free_bytes > 0);
-  CHECK(before.free_bytes <= before.total_bytes);
-  CHECK(before.total_bytes <= gpus[0].memory_bytes);
-  const Stream stream = Stream::cuda(0);
-  const Tensor block = stream.empty({std::int64_t{1} << 29}, DType::u8);
-  CHECK(memory_info(Device::cuda(0)).free_bytes <= before.total_bytes - block.bytes());
+TEST_CASE("stream: a GPU that is not there", "[cpu]") {
+  const int count = static_cast<int>(list_gpus().size());
+  expect_throws<DeviceError>([&] { Stream::cuda(count); }, concat("cuda:", count));
+  expect_throws<DeviceError>([] { Stream::cuda(-1); }, "cuda:-1");
 }

@@ -575,3 +575,21 @@ TEST_CASE("config: tiny is small", "[cpu]") {
   CHECK(run.train.policy.epoch < run.epochs);
   CHECK(Config::load("tiny", kConfigs).notes().empty());
 }
+
+TEST_CASE("config: what a model computes in", "[cpu]") {
+  const Stream cpu = Stream::cpu(1);
+  CHECK(compute_dtype("auto", cpu) == DType::f32);
+  CHECK(compute_dtype("off", cpu) == DType::f32);
+  expect_throws<ConfigError>([&] { compute_dtype("bf16", cpu); }, "amp: bf16 needs a GPU of compute capability 8.0 or newer, and the device is cpu");
+  Config config = Config::load("tiny", kConfigs);
+  CHECK(config.resolve().amp == "auto");
+  CHECK(config.resolve().graph);
+  config.set("amp", R"("off")", "--amp");
+  config.set("graph", "false", "--no-graph");
+  CHECK(config.resolve().amp == "off");
+  CHECK_FALSE(config.resolve().graph);
+  expect_throws<ConfigError>([&] {
+    config.update("amp=fp16");
+    config.resolve();
+  }, "amp");
+}

@@ -56,6 +56,14 @@ void expect_same(const std::vector<StepResult>& got, const std::vector<StepResul
   }
 }
 
+/// A rate at which two devices stay together for a few steps: AdamW's first steps are as large as the rate where a gradient is nothing but
+/// rounding noise, whose sign is anybody's.
+train::OptimizerConfig slow() {
+  train::OptimizerConfig config = Rig::quick();
+  config.lr = 1e-4;
+  return config;
+}
+
 /// Scores (N, Q, C) of the moving average, on the host in f64.
 Tensor averaged_scores(Rig& rig, const data::Batch& batch) {
   const train::ParameterStore::UseEma scope(rig.store);
@@ -65,7 +73,7 @@ Tensor averaged_scores(Rig& rig, const data::Batch& batch) {
 }
 
 void expect_losses_of_the_cpu(const data::Batch& batch, std::size_t terms, const std::vector<std::string>& missing) {
-  Rig cpu(0, tiny_config(), 2), cuda(gpu(), DType::f32, kGraphs);
+  Rig cpu(0, tiny_config(), 2, slow()), cuda(gpu(), DType::f32, kGraphs, 0, tiny_config(), slow());
   for (int i = 0; i < 3; ++i) {   // single kernels, capture, launch
     INFO("step " << i);
     const StepResult wanted = cpu.step.run(batch, 1), got = cuda.step.run(batch, 1);
@@ -107,7 +115,7 @@ TEST_CASE("step on CUDA: graphs and single kernels give the same bits, in every 
 
 TEST_CASE("step on CUDA: in f32 the losses of the CPU", "[gpu]") {
   if (!cuda_available()) SKIP("no CUDA device");
-  Rig cpu(0, tiny_config(), 2), cuda(gpu(), DType::f32, kGraphs), narrow(gpu(), DType::bf16, kGraphs);
+  Rig cpu(0, tiny_config(), 2, slow()), cuda(gpu(), DType::f32, kGraphs, 0, tiny_config(), slow()), narrow(gpu(), DType::bf16, kGraphs);
   const std::vector<StepResult> wanted = run(cpu, 0, 4), got = run(cuda, 0, 4);
   for (std::size_t i = 0; i < 4; ++i) {
     INFO("step " << i);
@@ -119,8 +127,25 @@ TEST_CASE("step on CUDA: in f32 the losses of the CPU", "[gpu]") {
     expect_close(got[0].terms[t].second, wanted[0].terms[t].second, 1e-4);
   }
   expect_close(got[0].grad_norm, wanted[0].grad_norm, 1e-3);
-  // bf16 has three digits, of which the layers between cost one; another query may be selected or matched.
-  expect_close(run(narrow, 0, 1)[0].loss, wanted[0].loss, 0.05);
+  // Weights rounded to bf16 move the loss by a percent or so, and more where another query is selected or matched.
+  expect_close(run(narrow, 0, 1)[0].loss, wanted[0].loss, 0.1);
+}
+
+TEST_CASE("step on CUDA: frozen norms, which are folded into convolutions", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  models::ModelConfig config = tiny_config();
+  config.backbone.freeze_norm = true;
+  config.backbone.freeze_at = 0;
+  for (const DType dtype : kDTypes) {
+    INFO(dtype);
+    Rig graphs(gpu(), dtype, kGraphs, 0, config), single(gpu(), dtype, kSingleKernels, 0, config);
+    expect_same(run(graphs), run(single));
+    CHECK(graphs.hash() == single.hash());
+    expect_same_bits(averaged_scores(graphs, six_batches()[0]), averaged_scores(single, six_batches()[0]));
+  }
+  Rig cpu(0, config, 2, slow()), cuda(gpu(), DType::f32, kGraphs, 0, config, slow());
+  const std::vector<StepResult> wanted = run(cpu, 0, 4), got = run(cuda, 0, 4);
+  for (std::size_t i = 0; i < 4; ++i) expect_close(got[i].loss, wanted[i].loss, 1e-4);
 }
 
 TEST_CASE("step on CUDA: a stop and a resume change no bit", "[gpu]") {
@@ -201,15 +226,10 @@ TEST_CASE("step on CUDA: two in flight are the same as one after the other", "[g
     Rig rig(gpu(), dtype, kGraphs), straight(gpu(), dtype, kGraphs);
     std::vector<StepResult> results;
     for (std::size_t i = 0; i < 6; ++i) {
-      {
-        const data::Batch& source = six_batches()[i];
-        data::Batch batch = source;
-        batch.images = host_zeros(source.images.shape(), DType::u8);
-        gpu().copy(source.images, batch.images);
-        gpu().wait();
-        rig.step.start(batch, factor(i));
-        std::ranges::fill(batch.images.span<std::uint8_t>(), std::uint8_t{255});   // the step has what it needs
-      }
+      data::Batch batch = six_batches()[i];
+      batch.images = host_tensor<std::uint8_t>(batch.images.shape(), std::span<const std::uint8_t>(batch.images.span<std::uint8_t>()));
+      rig.step.start(batch, factor(i));
+      std::ranges::fill(batch.images.span<std::uint8_t>(), std::uint8_t{255});   // the step has what it needs
       if (i > 0) results.push_back(rig.step.finish());
     }
     results.push_back(rig.step.finish());

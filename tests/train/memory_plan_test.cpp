@@ -93,7 +93,7 @@ TEST_CASE("memory plan: grows with the batch in a straight line", "[cpu]") {
   CHECK(plans[0].inputs < plans[1].inputs);
   for (const MemoryPlan& plan : plans) {
     CHECK(plan.unused >= 0);
-    CHECK(plan.unused <= static_cast<std::int64_t>(kCudaSegmentBytes));   // the lasting tensors' last segment
+    CHECK(plan.unused <= 2 * static_cast<std::int64_t>(kCudaSegmentBytes));   // between weights, gradients and moments
     CHECK(plan.reserve == plan.activations + plan.allowance - train::kScratchBytes);
     CHECK(plan.total() == plan.state + plan.inputs + plan.activations + plan.unused + plan.allowance);
   }
@@ -154,7 +154,7 @@ TEST_CASE("memory plan: many sizes leave no gaps in what is reserved", "[cpu]") 
   for (const std::int64_t side : {480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800}) request.keys.push_back({{16, 640, 640, 3}, side, side, 32, 200});
   const MemoryPlan plan = train::plan_memory(request);
   CHECK(plan.largest.height == 800);
-  CHECK(plan.unused <= static_cast<std::int64_t>(kCudaSegmentBytes));
+  CHECK(plan.unused <= 2 * static_cast<std::int64_t>(kCudaSegmentBytes));
   // Bit by bit, the smaller sizes' segments are left over.
   const Stream stream = Stream::planning(Device::cuda(0));
   models::RtDetr model(models::variant_config("r50"));

@@ -50,6 +50,16 @@ void expect_agreement(const Case& c, DType dtype) {
       else for (const double v : values_of(values[i])) REQUIRE(std::isnan(v));
     }
   }
+
+  // Added to what is there, rounded once.
+  Guarded sum(c.x, dtype);
+  const Tensor before = random(c.x, DType::f64, 5);
+  gpu().copy(on_gpu(before, dtype), sum.tensor);
+  gpu().wait();
+  kernels::conv2d_backward(gpu(), gdy, gx, gw, c.options, &sum.tensor, nullptr, true);
+  Tensor wanted = rounded(before, dtype);
+  for (std::int64_t i = 0; i < wanted.numel(); ++i) wanted.data<double>()[i] += dx.data<double>()[i];
+  expect_near(sum.values(), wanted, tolerance(window * c.weight[0], dtype) + roundoff(dtype));
 }
 
 }  // namespace
