@@ -85,6 +85,7 @@ __device__ inline float corner_weight(const Sample& s, int corner) {
 /// `chunks`, counted from `first_chunk`, and tiles x chunks + 1 counts, from `first_count`.
 struct LevelTiles {
   int h, w, across, first, tiles, chunks, first_chunk, first_count;
+  int shift;   // with lists: h = w = 1 << shift
 };
 struct Tiling {
   int tiles = 0, cells = 0, chunks = 0, counts = 0;   // of all levels; cells: the most in a tile
@@ -93,7 +94,8 @@ struct Tiling {
 
 constexpr int kDirectSamples = 4096;   // of a level, that a block still sorts at once: 4 corners each stay within 16 bits
 constexpr int kDirectCells = 1280;     // of a tile
-constexpr int kTileSide = 8;           // of a tile with a list
+constexpr int kTileSide = 8;           // of a tile with a list; half of it where a tile would have too many samples
+constexpr int kTileSamples = 4096;
 constexpr int kListChunk = 1024;       // samples of a list sorted at a time
 constexpr int kBinChunk = 2048;        // samples of a level put into lists by one block
 constexpr int kBinThreads = 256;
@@ -229,7 +231,7 @@ constexpr int kTileThreads = kListed ? kTileSide * kTileSide * L::kLanes : 256;
 /// dvalue at the cells of a tile, by a block for each (owner, tile) and, in grid.y, each slice of the channels.
 /// Shared memory: a histogram of the cells for each warp, then 16-bit ids (4 item + corner) of the contributions, sorted by cell.
 template <class L, bool kListed>
-__global__ void __launch_bounds__((kTileThreads<L, kListed>))
+__global__ void __launch_bounds__((kTileThreads<L, kListed>), kListed ? 4 : 1)
     dvalue_kernel(const __grid_constant__ Geometry g, const __grid_constant__ Tiling tiling, const Record* __restrict__ records,
                   const int* __restrict__ lists, const int* __restrict__ starts, const typename L::T* __restrict__ dout,
                   typename L::T* __restrict__ dvalue) {
@@ -237,9 +239,8 @@ __global__ void __launch_bounds__((kTileThreads<L, kListed>))
   __shared__ int scratch[32];
   constexpr int kWarps = kTileThreads<L, kListed> / 32, kGroups = kTileThreads<L, kListed> / L::kLanes;
   const int owners = g.images * g.heads, block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  // Lists of the coarse levels, the last, are the longest and start first. Tiles of one owner share its rows of dout.
-  const int tile = kListed ? tiling.tiles - 1 - block / owners : block % tiling.tiles;
-  const int owner = kListed ? block % owners : block / tiling.tiles;
+  // Tiles of the coarse levels, the last, have the most samples and start first.
+  const int tile = tiling.tiles - 1 - block / owners, owner = block % owners;
   const int image = owner / g.heads, head = owner % g.heads;
   int v = 0;
 #pragma unroll
@@ -349,7 +350,7 @@ __global__ void __launch_bounds__(kBinThreads)
     for (int c = 0; c < 4; ++c) {
       const int u = s.u0 + (c & 1), t = s.t0 + c / 2;
       const bool inside = u >= 0 && u < level.w && t >= 0 && t < level.h && corner_weight(s, c) != 0;
-      key[c] = inside ? t / kTileSide * cut.across + u / kTileSide : -1;
+      key[c] = inside ? (t >> cut.shift) * cut.across + (u >> cut.shift) : -1;
 #pragma unroll
       for (int other = 0; other < c; ++other) {
         if (key[other] == key[c]) key[c] = -1;
@@ -408,12 +409,14 @@ __global__ void __launch_bounds__(1024) starts_kernel(const __grid_constant__ Ti
 /// Tiles for blocks that look through all samples of a level (listed false), or that have lists.
 inline Tiling tiling_of(const DeformableOptions& options, std::int64_t queries, bool listed) {
   Tiling tiling;
-  for (LevelTiles& cut : tiling.level) cut = {1, 1, 1, INT_MAX, 0, 0, INT_MAX, 0};
+  for (LevelTiles& cut : tiling.level) cut = {1, 1, 1, INT_MAX, 0, 0, INT_MAX, 0, 0};
   for (std::size_t i = 0; i < options.levels.size(); ++i) {
     const int h = static_cast<int>(options.levels[i][0]), w = static_cast<int>(options.levels[i][1]);
     LevelTiles& cut = tiling.level[i];
-    cut.w = listed ? kTileSide : std::min(w, kDirectCells);
-    cut.h = listed ? kTileSide : std::min(h, kDirectCells / cut.w);
+    const std::int64_t whole_tiles = static_cast<std::int64_t>((h + kTileSide - 1) / kTileSide) * ((w + kTileSide - 1) / kTileSide);
+    cut.shift = queries * options.points[i] > kTileSamples * whole_tiles ? 2 : 3;
+    cut.w = listed ? 1 << cut.shift : std::min(w, kDirectCells);
+    cut.h = listed ? 1 << cut.shift : std::min(h, kDirectCells / cut.w);
     const int down = (h + cut.h - 1) / cut.h;
     if (!listed) cut.h = (h + down - 1) / down;   // even heights
     cut.across = (w + cut.w - 1) / cut.w;

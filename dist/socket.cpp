@@ -1,0 +1,180 @@
+#include "dist/socket.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "runtime/error.h"
+
+namespace detr::dist {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x44455452;   // "DETR"
+constexpr std::size_t kHeaderBytes = 16;       // magic, kind, length
+
+/// The addresses of host:port, freed with the object.
+class Addresses {
+ public:
+  Addresses(const std::string& host, int port, int flags) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags | AI_NUMERICSERV;
+    const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first_);
+    if (status != 0) throw CommError(host, ":", port, ": ", gai_strerror(status));
+  }
+  ~Addresses() { freeaddrinfo(first_); }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+  const addrinfo& first() const { return *first_; }
+
+ private:
+  addrinfo* first_ = nullptr;
+};
+
+Socket make_socket(const addrinfo& address) {
+  Socket made(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!made.open()) throw CommError("socket: ", std::strerror(errno));
+  return made;
+}
+
+void without_delay(const Socket& socket) {
+  const int on = 1;
+  static_cast<void>(setsockopt(socket.descriptor(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
+}
+
+/// Whether the socket is connected by the deadline; errno has the reason if not.
+bool finish_connecting(const Socket& socket, Clock::time_point deadline) {
+  pollfd wanted{socket.descriptor(), POLLOUT, 0};
+  int ready = 0;
+  do ready = ::poll(&wanted, 1, poll_time(deadline));
+  while (ready < 0 && errno == EINTR);
+  if (ready <= 0) {
+    errno = ETIMEDOUT;
+    return false;
+  }
+  int error = 0;
+  socklen_t length = sizeof error;
+  static_cast<void>(getsockopt(socket.descriptor(), SOL_SOCKET, SO_ERROR, &error, &length));
+  errno = error;
+  return error == 0;
+}
+
+}  // namespace
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
+Socket::~Socket() {
+  if (open()) static_cast<void>(::close(descriptor_));
+}
+
+void Socket::shut() const noexcept {
+  if (open()) static_cast<void>(::shutdown(descriptor_, SHUT_RDWR));
+}
+
+bool Socket::write(const std::string& bytes, Clock::time_point deadline) const {
+  for (std::size_t sent = 0; sent < bytes.size();) {
+    const ssize_t count = ::send(descriptor_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (count > 0) {
+      sent += static_cast<std::size_t>(count);
+    } else if (count < 0 && errno == EAGAIN) {
+      pollfd wanted{descriptor_, POLLOUT, 0};
+      if (::poll(&wanted, 1, poll_time(deadline)) == 0) return false;
+    } else if (count == 0 || errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Listener::Listener(const std::string& host, int port) {
+  const Addresses addresses(host, port, AI_PASSIVE);
+  socket_ = make_socket(addresses.first());
+  const int on = 1;
+  static_cast<void>(setsockopt(socket_.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+  if (::bind(socket_.descriptor(), addresses.first().ai_addr, addresses.first().ai_addrlen) != 0 || ::listen(socket_.descriptor(), SOMAXCONN) != 0) {
+    throw CommError("cannot listen on ", host, ":", port, ": ", std::strerror(errno));
+  }
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (getsockname(socket_.descriptor(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) throw CommError("getsockname: ", std::strerror(errno));
+  port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+}
+
+Socket Listener::accept() const {
+  Socket accepted(::accept4(socket_.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (accepted.open()) without_delay(accepted);
+  return accepted;
+}
+
+Socket connect_to(const std::string& host, int port, Clock::time_point deadline) {
+  const Addresses addresses(host, port, 0);
+  while (true) {
+    Socket socket = make_socket(addresses.first());
+    const int status = ::connect(socket.descriptor(), addresses.first().ai_addr, addresses.first().ai_addrlen);
+    if (status == 0 || (errno == EINPROGRESS && finish_connecting(socket, deadline))) {
+      without_delay(socket);
+      return socket;
+    }
+    const int error = errno;
+    if (Clock::now() >= deadline) throw CommError("cannot connect to ", host, ":", port, ": ", std::strerror(error));
+    std::this_thread::sleep_for(std::min<Clock::duration>(Milliseconds(20), deadline - Clock::now()));
+  }
+}
+
+int poll_time(Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
+}
+
+std::string encode(const Frame& frame) {
+  const auto kind = static_cast<std::uint32_t>(frame.kind);
+  const std::uint64_t length = frame.bytes.size();
+  std::string out(kHeaderBytes, '\0');
+  std::memcpy(out.data(), &kMagic, 4);
+  std::memcpy(out.data() + 4, &kind, 4);
+  std::memcpy(out.data() + 8, &length, 8);
+  return out + frame.bytes;
+}
+
+bool FrameReader::take_header() {
+  std::uint32_t magic = 0, kind = 0;
+  std::uint64_t length = 0;
+  std::memcpy(&magic, header_.data(), 4);
+  std::memcpy(&kind, header_.data() + 4, 4);
+  std::memcpy(&length, header_.data() + 8, 8);
+  if (magic != kMagic || kind < 1 || kind > 3 || length > cap_) return false;
+  frame_.kind = static_cast<Frame::Kind>(kind);
+  wanted_ = length;
+  return true;
+}
+
+FrameReader::State FrameReader::pump(const Socket& socket) {
+  std::array<char, 65536> chunk{};
+  while (true) {
+    const bool in_header = header_.size() < kHeaderBytes;
+    const std::size_t left = in_header ? kHeaderBytes - header_.size() : wanted_ - frame_.bytes.size();
+    if (left == 0) return State::whole;
+    const ssize_t count = ::recv(socket.descriptor(), chunk.data(), std::min(left, chunk.size()), 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) return State::more;
+    if (count <= 0) return State::closed;
+    (in_header ? header_ : frame_.bytes).append(chunk.data(), static_cast<std::size_t>(count));
+    if (in_header && header_.size() == kHeaderBytes && !take_header()) return State::bad;
+  }
+}
+
+}  // namespace detr::dist
