@@ -72,7 +72,8 @@ MemoryPlan walk(const MemoryRequest& request, std::int64_t reserve) {
     }
   }
   if (!request.evaluation.empty()) plan_evaluation(step.stream(), *model, request.evaluation, request.compute);
-  plan.inputs = in_use(stream) - plan.state;
+  const bool uploads = !request.device.is_cpu();   // through memory of each batch in flight
+  plan.inputs = (in_use(stream) - plan.state) * (1 + (uploads ? static_cast<std::int64_t>(Step::kInFlight) : 0));
   plan.activations = static_cast<std::int64_t>(arena.peak_bytes());
   plan.unused = held(stream) - in_use(stream) + held(step.stream()) - reserve;
   return plan;

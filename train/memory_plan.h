@@ -30,7 +30,7 @@ std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t mo
 /// What a run needs on its device, in bytes.
 struct MemoryPlan {
   std::int64_t state = 0;         ///< weights, gradients, moments, moving average, shadow, and the optimiser's tables
-  std::int64_t inputs = 0;        ///< each key's pictures, targets and report, and the model's tables
+  std::int64_t inputs = 0;        ///< pictures, targets and reports, the model's tables, and room for batches on their way (these at most)
   std::int64_t activations = 0;   ///< what steps and evaluations make and drop, at its most
   std::int64_t unused = 0;        ///< parts of the segments that the device's memory is taken in
   std::int64_t allowance = 0;     ///< see kScratchBytes
