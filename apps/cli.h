@@ -92,8 +92,10 @@ struct DataFlags {
 };
 void add_data_flags(CLI::App& app, DataFlags& flags);
 
-/// Version, commit and libraries, one line.
+/// Version and commit.
 std::string version_text();
+/// The same and what the build was made with: CUDA, cuDNN, GPU architectures.
+std::string build_text();
 /// The lines of finding_lines on stderr.
 void print_findings(const data::Findings& findings, bool quiet);
 /// One line per finding, the first items named.

@@ -15,12 +15,17 @@
 #ifndef DETR_COMMIT
 #define DETR_COMMIT "unknown"
 #endif
+#ifndef DETR_BUILD
+#define DETR_BUILD "unknown build"
+#endif
 
 namespace detr::apps {
 
 namespace fs = std::filesystem;
 
 std::string version_text() { return concat("detrtrain ", DETR_VERSION, " (", DETR_COMMIT, ")"); }
+
+std::string build_text() { return concat(version_text(), ", ", DETR_BUILD); }
 
 std::string escaped(const std::string& text) { return escape_control(text); }
 

@@ -110,7 +110,7 @@ int run(int argc, char** argv) {
   hold_standard_descriptors();
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Trains, evaluates and runs detection transformers (RT-DETRv2).", "detrtrain");
-  app.set_version_flag("--version", version_text);
+  app.set_version_flag("--version", build_text);
   app.require_subcommand(1);
   CommonOptions common;
   struct Entry {
@@ -147,7 +147,7 @@ int run(int argc, char** argv) {
     std::cout << (parsed.empty() ? app.help() : parsed.front()->help());
     return kDone;
   } catch (const CLI::CallForVersion&) {
-    std::cout << version_text() << std::endl;
+    std::cout << build_text() << std::endl;
     return kDone;
   } catch (const CLI::ParseError& error) {
     const auto parsed = app.get_subcommands();

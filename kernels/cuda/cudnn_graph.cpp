@@ -88,13 +88,6 @@ std::optional<CudnnPlan> Cudnn::plan(const CudnnDescriptor& config) const {
   return made;
 }
 
-std::int64_t engine_of(const CudnnDescriptor& config) {
-  std::int64_t index = -1, count = 0;
-  for (const CudnnDescriptor& engine : held(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1))
-    DETR_TRY(cudnnBackendGetAttribute(engine.get(), CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count, &index));
-  return index;
-}
-
 void run_plan(const Stream& stream, const Cudnn& cudnn, const CudnnPlan& plan, std::span<const std::int64_t> ids, std::span<void* const> tensors) {
   const Tensor workspace = stream.empty({plan.workspace_bytes}, DType::u8);
   void* const scratch = workspace.raw();

@@ -81,9 +81,6 @@ class Cudnn {
   detr::cuda::Unique<cudnnHandle_t, cudnnDestroy> handle_;
 };
 
-/// The library's number of a configuration's engine.
-std::int64_t engine_of(const CudnnDescriptor& config);
-
 /// Enqueues a plan on the tensors with these ids.
 void run_plan(const Stream& stream, const Cudnn& cudnn, const CudnnPlan& plan, std::span<const std::int64_t> ids, std::span<void* const> tensors);
 

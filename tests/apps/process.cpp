@@ -57,6 +57,7 @@ Detrtrain::Detrtrain(const std::vector<std::string>& arguments, Streams streams)
       ::close(descriptor);
       if (streams != Streams::closed && ::open(file->c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644) != descriptor) ::_exit(127);
     }
+    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);   // a GPU that is there would be the default; these tests speak of the CPU
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }
