@@ -140,7 +140,9 @@ std::vector<std::string> Rendezvous::gather(std::string_view bytes, const std::s
     for (std::size_t r = 1; r < peers_.size(); ++r) {
       if (!here[r]) wanted.push_back({peers_[r].descriptor(), POLLIN, 0});
     }
-    if (::poll(wanted.data(), wanted.size(), poll_time(deadline)) == 0) give_up(phase, concat(ranks_text(size(), [&](int r) { return !here[static_cast<std::size_t>(r)]; }), " did not come in time"));
+    if (::poll(wanted.data(), wanted.size(), poll_time(deadline)) == 0) {
+      give_up(phase, concat(ranks_text(size(), [&](int r) { return !here[static_cast<std::size_t>(r)]; }), " did not come in time"));
+    }
     for (std::size_t r = 1; r < peers_.size(); ++r) {
       if (here[r]) continue;
       const FrameReader::State state = readers[r].pump(peers_[r]);
@@ -174,6 +176,15 @@ std::string Rendezvous::reply_of_hub(std::string_view bytes, const std::string& 
   }
   if (reader.frame().kind == Frame::Kind::fail) give_up(phase, reader.frame().bytes);
   return reader.frame().bytes;
+}
+
+std::string Rendezvous::lost_peer() const {
+  for (std::size_t r = 0; r < peers_.size(); ++r) {
+    if (!peers_[r].open()) continue;
+    pollfd state{peers_[r].descriptor(), POLLRDHUP, 0};
+    if (::poll(&state, 1, 0) > 0) return concat("rank ", r, " closed its control connection");
+  }
+  return {};
 }
 
 void Rendezvous::give_up(const std::string& phase, const std::string& why) {

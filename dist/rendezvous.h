@@ -33,6 +33,8 @@ class Rendezvous {
   /// Every rank's bytes (at most 64 MiB), by rank, on every rank. Throws CommError, on each rank that is still there, when one is gone or late
   /// or has failed, and naming it; after that the rendezvous is closed.
   std::vector<std::string> all_gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline);
+  /// "rank 2 closed its control connection", or nothing: at rank 0 about any rank, elsewhere about rank 0. Does not wait.
+  std::string lost_peer() const;
   /// Tells the other ranks why this one goes, closes, and wakes a call that waits here. For any thread.
   void fail(const std::string& reason) noexcept;
 

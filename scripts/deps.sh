@@ -5,7 +5,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build git pkg-config ca-certificates
   libeigen3-dev nlohmann-json3-dev libcli11-dev libfmt-dev
-  libjpeg62-turbo-dev libstb-dev
+  libjpeg62-turbo-dev libstb-dev libgloo-dev
   catch2 libbenchmark-dev
 )
 # Ubuntu names libjpeg-turbo's headers otherwise.

@@ -2,11 +2,12 @@
 
 #include <gloo/allreduce.h>
 #include <gloo/broadcast.h>
-#include <gloo/transport/tcp/device.h>
 #include <gloo/transport/context.h>
+#include <gloo/transport/tcp/device.h>
 
+#include <algorithm>
 #include <condition_variable>
-#include <cstring>
+#include <csignal>
 #include <deque>
 #include <functional>
 #include <thread>
@@ -16,6 +17,31 @@
 
 namespace detr::dist {
 namespace {
+
+/// While it lives SIGPIPE is blocked in this thread and in threads that it starts: Gloo writes to connections whose peer may have gone. A
+/// signal that came meanwhile is taken away, so the process needs no handler.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~WithoutSigpipe() {
+    const timespec at_once{0, 0};
+    if (!was_pending_) static_cast<void>(sigtimedwait(&pipe_, nullptr, &at_once));
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+
+ private:
+  sigset_t pipe_, before_;
+  bool was_pending_ = false;
+};
 
 /// A Gloo context whose pairs find each other by the rendezvous.
 class MeshContext final : public ::gloo::Context {
@@ -49,14 +75,19 @@ class MeshContext final : public ::gloo::Context {
     }
   }
 
-  /// Fails what other threads wait for in this context: Gloo closes every pair after a wait that timed out, so one is made to.
+  /// Fails what other threads wait for in this context: Gloo closes all pairs after a wait that timed out, so one is made to. A pair that
+  /// is closed already refuses, hence every peer is tried.
   void poison() noexcept {
-    try {
-      char byte = 0;
-      const auto buffer = createUnboundBuffer(&byte, 1);
-      buffer->recv(rank == 0 ? 1 : 0, ~std::uint64_t{0}, 0, 1);   // a slot that no collective uses
-      buffer->waitRecv(Milliseconds(1));
-    } catch (const std::exception&) {   // that is what it is for
+    const WithoutSigpipe guard;
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      try {
+        char byte = 0;
+        const auto buffer = createUnboundBuffer(&byte, 1);
+        buffer->recv(peer, ~std::uint64_t{0}, 0, 1);   // a slot that no collective uses
+        buffer->waitRecv(Milliseconds(1));
+      } catch (const std::exception&) {   // the time that ran out, or a pair that is closed
+      }
     }
   }
 };
@@ -74,9 +105,11 @@ void add_bf16(void* out, const void* a, const void* b, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) z[i] = to_bf16(to_float(x[i]) + to_float(y[i]));
 }
 
+constexpr Milliseconds kLook{100};   // how often a wait looks whether the peers are still there
+
 /// What the caller, its handles and the communication thread share.
 struct State {
-  explicit State(int own_rank, int ranks) : rank(own_rank), size(ranks) {}
+  explicit State(std::shared_ptr<Rendezvous> meeting) : rendezvous(std::move(meeting)), rank(rendezvous->rank()), size(rendezvous->size()) {}
 
   /// Remembers the first reason; later ones are consequences.
   void fail(const std::string& reason) {
@@ -85,6 +118,7 @@ struct State {
     changed.notify_all();
   }
 
+  const std::shared_ptr<Rendezvous> rendezvous;
   const int rank, size;
   std::shared_ptr<MeshContext> context;
   std::mutex mutex;
@@ -133,13 +167,18 @@ class GlooWork final : public Work {
   GlooWork(std::shared_ptr<State> state, std::uint64_t number, std::string phase) : state_(std::move(state)), number_(number), phase_(std::move(phase)) {}
   void wait(const Stream&, Clock::time_point deadline) override {
     std::unique_lock lock(state_->mutex);
-    const bool ended = state_->changed.wait_until(lock, deadline, [&] { return state_->done >= number_ || !state_->failed.empty(); });
-    if (state_->done >= number_) return;
-    if (!ended) {
+    const auto ended = [&] { return state_->done >= number_ || !state_->failed.empty(); };
+    // Gloo may miss that a peer has gone and wait until its timeout; the control connections tell.
+    while (!state_->changed.wait_until(lock, std::min(deadline, Clock::now() + kLook), ended)) {
+      std::string why = state_->rendezvous->lost_peer();
+      if (why.empty() && Clock::now() < deadline) continue;
+      if (why.empty()) why = "not done by its deadline; a peer is late or stuck";
       lock.unlock();
-      abort_state(*state_, concat("rank ", state_->rank, ": ", phase_, ": not done by its deadline; a peer is late or stuck"));
+      abort_state(*state_, concat("rank ", state_->rank, ": ", phase_, ": ", why));
       lock.lock();
+      break;
     }
+    if (state_->done >= number_) return;
     throw CommError(state_->failed);
   }
 
@@ -152,9 +191,10 @@ class GlooWork final : public Work {
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(std::shared_ptr<Rendezvous> rendezvous, Milliseconds connect_timeout, const GlooOptions& options)
-      : rendezvous_(std::move(rendezvous)), timeout_(options.timeout), state_(std::make_shared<State>(rendezvous_->rank(), rendezvous_->size())) {
+      : rendezvous_(std::move(rendezvous)), timeout_(options.timeout), state_(std::make_shared<State>(rendezvous_)) {
     DETR_CHECK(size() >= 2, "gloo: a group of one needs no engine");
     DETR_CHECK(timeout_.count() > 0, "gloo: the timeout must be positive, got ", timeout_.count(), " ms");
+    const WithoutSigpipe guard;   // for Gloo's own thread and ours
     state_->context = std::make_shared<MeshContext>(rank(), size());
     try {
       state_->context->connect(*rendezvous_, options.host, Clock::now() + connect_timeout);
