@@ -16,19 +16,19 @@ Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& opt
 
 /// Cross-correlation without bias, channels last.
 ///
-/// x       (N, H, W, I)      f32 or f64
+/// x       (N, H, W, I)      f32 or f64, on CUDA f32 or bf16 (Note [Element types] in kernels/dispatch.h)
 /// weight  (O, kh, kw, I)    dtype of x
 /// y       (N, H', W', O)    out, shape conv2d_shape(...)
 ///
 /// On the CPU by im2col in blocks of output pixels and Eigen products; a 1 x 1 convolution of stride 1 needs no im2col. Same
-/// bits for any number of threads. Throws InvalidArgument if a shape, dtype or device disagrees.
+/// bits for any number of threads. On CUDA by cuDNN's deterministic engines, sums in f32 without TF32. Throws InvalidArgument if a shape, dtype or device disagrees.
 void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Conv2dOptions& options, Tensor& y);
 
 /// Backward of the above, for any subset of wanted gradients; null is neither computed nor written.
 /// dx (N, H, W, I), dweight (O, kh, kw, I), wide: overwritten; dx is added to what is there if `add_dx`.
 ///
 /// dx is a convolution of dy with the flipped weight, one for each residue of the pixel modulo the stride; dweight is a sum over
-/// fixed chunks of output pixels, added in order.
+/// fixed chunks of output pixels, added in order. On CUDA a bf16 convolution's dweight is rounded to bf16 once, unless its kernel is 1 x 1.
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
                      Tensor* dx, Tensor* dweight, bool add_dx = false);
 

@@ -9,12 +9,12 @@ Shape linear_shape(const Shape& x, const Shape& weight);
 
 /// Affine map of the last dimension: y = x W^T + b.
 ///
-/// x       (..., I)  f32 or f64; R >= 0 rows
+/// x       (..., I)  f32 or f64, on CUDA f32 or bf16 (Note [Element types] in kernels/dispatch.h); R >= 0 rows
 /// weight  (O, I)    dtype of x
 /// bias    (O)       or null
 /// y       (..., O)  out, shape linear_shape(...)
 ///
-/// Products by Eigen on fixed blocks of rows: same bits for any number of threads.
+/// Products by Eigen on fixed blocks of rows: same bits for any number of threads. On CUDA by cuBLASLt, sums in f32 without TF32.
 /// Throws InvalidArgument if a shape, dtype or device disagrees.
 void linear_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor* bias, Tensor& y);
 
