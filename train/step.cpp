@@ -111,7 +111,6 @@ void Step::enqueue(Program& program) {
   const Tensor images = resized_pictures(arena_, inputs.pictures, program.key.height, program.key.width, store_.compute_dtype());
   const models::DecoderOutput output = model_.forward(ctx, Variable(images), inputs.denoising);
   const models::CriterionOutput loss = criterion_.forward(ctx, output, inputs.denoising, inputs.targets);
-  mark("matching and losses");
   kernels::check_step(arena_, loss.total.value(), loss.match_status, optimizer_.scalars());
   tape_.backward(ctx, loss.total);
 

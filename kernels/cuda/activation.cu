@@ -1,6 +1,6 @@
 #include "kernels/activation.h"
 
-#include "kernels/cpu/activation_math.h"
+#include "kernels/activation_tag.h"
 #include "kernels/cuda/activation_math.cuh"
 #include "kernels/cuda/pointwise_map.cuh"
 
@@ -22,7 +22,7 @@ struct Backward {
 void activation_forward(const Stream& stream, const Tensor& x, Activation activation, Tensor& y) {
   dispatch_float("activation", x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    cpu::dispatch_activation(activation, [&](auto kind) {
+    dispatch_activation(activation, [&](auto kind) {
       constexpr Activation kKind = decltype(kind)::value;
       if constexpr (kKind == Activation::none) stream.copy(x, y);
       else map(stream, x.numel(), Forward<kKind, T>{}, x.data<T>(), y.data<T>());
@@ -33,12 +33,12 @@ void activation_forward(const Stream& stream, const Tensor& x, Activation activa
 void activation_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& y, Activation activation, Tensor* dx) {
   dispatch_float("activation", dy.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    cpu::dispatch_activation(activation, [&](auto kind) {
+    dispatch_activation(activation, [&](auto kind) {
       constexpr Activation kKind = decltype(kind)::value;
       if constexpr (kKind == Activation::none) {
         stream.copy(dy, *dx);
       } else {
-        const Tensor& v = cpu::kReadsOutput<kKind> ? y : x;
+        const Tensor& v = kReadsOutput<kKind> ? y : x;
         map(stream, dy.numel(), Backward<kKind, T>{}, dy.data<T>(), v.data<T>(), dy.numel(), dx->data<T>());
       }
     });

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "kernels/activation_tag.h"
 #include "kernels/cuda/activation_math.cuh"
 #include "kernels/cuda/column_sums.cuh"
 
@@ -14,12 +15,9 @@ namespace {
 constexpr int kApplyBlocks = 2 * kTileBlocks;   // normalise_kernel fits twice on a multiprocessor
 constexpr int kSmallBlocks = 8 * kTileBlocks;   // for passes without sums: shorter parts even out the multiprocessors
 
-template <Activation kind>
-using ActivationTag = std::integral_constant<Activation, kind>;
-
 /// Calls fn with the activation as a constant; the contract lets only these three through.
 template <class F>
-void dispatch_activation(Activation activation, F&& fn) {
+void dispatch_norm_activation(Activation activation, F&& fn) {
   switch (activation) {
     case Activation::relu: fn(ActivationTag<Activation::relu>{}); return;
     case Activation::silu: fn(ActivationTag<Activation::silu>{}); return;
@@ -335,7 +333,7 @@ bool all_fit(std::int64_t C, std::initializer_list<const void*> places) {
 template <class T, int V>
 void normalise(const Stream& stream, const ColumnTiles& tiles, const Statistics& statistics, const Tensor& x, const Tensor& weight,
                const Tensor& bias, const Tensor* residual, Activation activation, Tensor& y) {
-  dispatch_activation(activation, [&](auto kind) {
+  dispatch_norm_activation(activation, [&](auto kind) {
     constexpr Activation kKind = decltype(kind)::value;
     const auto kernel = residual ? normalise_kernel<T, V, kKind, true> : normalise_kernel<T, V, kKind, false>;
     launch(stream, kernel, tiles.grid(), kTileThreads, 0, tiles, statistics, x.data<T>(), weight.data<float>(), bias.data<float>(),
@@ -413,7 +411,7 @@ void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x
         launch(stream, input_gradient_kernel<T, V, kKind, kResidual>, blocks.grid(), kTileThreads, 0, blocks, in, sums, tiles.parts);
       };
       const auto run = [&](Activation which, const auto& pass) {
-        dispatch_activation(which, [&](auto kind) {
+        dispatch_norm_activation(which, [&](auto kind) {
           if constexpr (decltype(kind)::value == Activation::silu) {
             if (other) return pass(kind, std::true_type{});
           }

@@ -67,12 +67,13 @@ const CudnnPlan* FusedConvolutions::plan(const FusedKey& key) {
 bool try_fused_forward(const Stream& stream, const Tensor& map, const Tensor& filter, const Tensor& shift, const Tensor* residual, Activation activation,
                        const Conv2dOptions& options, const Tensor& y) {
   if (map.dtype() != DType::bf16 || filter.dim(0) % 8 != 0) return false;
-  const Tensor x = widened(stream, map, in_eights(map.dim(3))), weight = widened_weight(stream, filter);
-  const auto list = [](const Shape& shape) { return std::vector<std::int64_t>(shape.dims().begin(), shape.dims().end()); };
+  const std::int64_t channels = in_eights(map.dim(3));
+  const auto list = [&](const Shape& shape) { return std::vector<std::int64_t>{shape[0], shape[1], shape[2], channels}; };
   auto& fused = stream.cuda_state().get<FusedConvolutions>(stream);
-  const CudnnPlan* plan = fused.plan({{ConvPass::forward, x.dtype(), list(x.shape()), list(weight.shape()), options.stride, options.padding}, residual != nullptr,
+  const CudnnPlan* plan = fused.plan({{ConvPass::forward, map.dtype(), list(map.shape()), list(filter.shape()), options.stride, options.padding}, residual != nullptr,
                                       activation == Activation::relu});
   if (!plan) return false;
+  const Tensor x = widened(stream, map, channels), weight = widened(stream, filter, channels);
   std::vector<std::int64_t> ids = {kConvX, kConvWeight, kConvY, kShift};
   std::vector<void*> tensors = {x.raw(), weight.raw(), y.raw(), shift.raw()};
   if (residual) {
