@@ -45,8 +45,8 @@ std::string first_difference(const Manifest& manifest, int rank, const Manifest&
   return concat("rank ", rank, ": has ", a->first, " where rank ", reference_rank, " has ", b->first);
 }
 
-void expect_equal_manifests(Rendezvous& rendezvous, const Manifest& manifest, Clock::time_point deadline) {
-  const std::vector<std::string> all = rendezvous.all_gather(manifest.bytes(), "manifest", deadline);
+void expect_equal_manifests(Control& control, const Manifest& manifest, Clock::time_point deadline) {
+  const std::vector<std::string> all = control.all_gather(manifest.bytes(), "manifest", deadline);
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     throw CommError(first_difference(Manifest::parse(all[r]), static_cast<int>(r), Manifest::parse(all[0]), 0));

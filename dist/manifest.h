@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dist/layout.h"
-#include "dist/rendezvous.h"
+#include "dist/control.h"
 
 namespace detr::dist {
 
@@ -32,6 +32,6 @@ class Manifest {
 std::string first_difference(const Manifest& manifest, int rank, const Manifest& reference, int reference_rank);
 
 /// Throws CommError, the same text on every rank, with the first difference of the lowest rank that differs from rank 0. A collective.
-void expect_equal_manifests(Rendezvous& rendezvous, const Manifest& manifest, Clock::time_point deadline);
+void expect_equal_manifests(Control& control, const Manifest& manifest, Clock::time_point deadline);
 
 }  // namespace detr::dist

@@ -43,12 +43,12 @@ class WithoutSigpipe {
   bool was_pending_ = false;
 };
 
-/// A Gloo context whose pairs find each other by the rendezvous.
+/// A Gloo context whose pairs find each other by the control.
 class MeshContext final : public ::gloo::Context {
  public:
   MeshContext(int own_rank, int ranks) : ::gloo::Context(own_rank, ranks) {}
 
-  void connect(Rendezvous& rendezvous, const std::string& host, Clock::time_point deadline) {
+  void connect(Control& control, const std::string& host, Clock::time_point deadline) {
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = host;
     device_ = ::gloo::transport::tcp::CreateDevice(attributes);
@@ -65,7 +65,7 @@ class MeshContext final : public ::gloo::Context {
     }
     addresses[static_cast<std::size_t>(rank)].assign(block, '\0');
     for (const std::string& address : addresses) own += address;
-    const std::vector<std::string> all = rendezvous.all_gather(own, "addresses", deadline);
+    const std::vector<std::string> all = control.all_gather(own, "addresses", deadline);
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       const std::string& theirs = all[static_cast<std::size_t>(peer)];
@@ -109,7 +109,7 @@ constexpr Milliseconds kLook{100};   // how often a wait looks whether the peers
 
 /// What the caller, its handles and the communication thread share.
 struct State {
-  explicit State(std::shared_ptr<Rendezvous> meeting) : rendezvous(std::move(meeting)), rank(rendezvous->rank()), size(rendezvous->size()) {}
+  explicit State(std::shared_ptr<Control> meeting) : control(std::move(meeting)), rank(control->rank()), size(control->size()) {}
 
   /// Remembers the first reason; later ones are consequences.
   void fail(const std::string& reason) {
@@ -118,7 +118,7 @@ struct State {
     changed.notify_all();
   }
 
-  const std::shared_ptr<Rendezvous> rendezvous;
+  const std::shared_ptr<Control> control;
   const int rank, size;
   std::shared_ptr<MeshContext> context;
   std::mutex mutex;
@@ -170,7 +170,7 @@ class GlooWork final : public Work {
     const auto ended = [&] { return state_->done >= number_ || !state_->failed.empty(); };
     // Gloo may miss that a peer has gone and wait until its timeout; the control connections tell.
     while (!state_->changed.wait_until(lock, std::min(deadline, Clock::now() + kLook), ended)) {
-      std::string why = state_->rendezvous->lost_peer();
+      std::string why = state_->control->lost_peer();
       if (why.empty() && Clock::now() < deadline) continue;
       if (why.empty()) why = "not done by its deadline; a peer is late or stuck";
       lock.unlock();
@@ -190,19 +190,19 @@ class GlooWork final : public Work {
 
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(std::shared_ptr<Rendezvous> rendezvous, Milliseconds connect_timeout, const GlooOptions& options)
-      : rendezvous_(std::move(rendezvous)), timeout_(options.timeout), state_(std::make_shared<State>(rendezvous_)) {
+  GlooCommunicator(std::shared_ptr<Control> control, Milliseconds connect_timeout, const GlooOptions& options)
+      : control_(std::move(control)), timeout_(options.timeout), state_(std::make_shared<State>(control_)) {
     DETR_CHECK(size() >= 2, "gloo: a group of one needs no engine");
     DETR_CHECK(timeout_.count() > 0, "gloo: the timeout must be positive, got ", timeout_.count(), " ms");
     const WithoutSigpipe guard;   // for Gloo's own thread and ours
     state_->context = std::make_shared<MeshContext>(rank(), size());
     try {
-      state_->context->connect(*rendezvous_, options.host, Clock::now() + connect_timeout);
+      state_->context->connect(*control_, options.host, Clock::now() + connect_timeout);
     } catch (const CommError&) {
       throw;
     } catch (const std::exception& error) {
       const std::string reason = concat("rank ", rank(), ": connecting: ", escape_control(error.what()));
-      rendezvous_->fail(reason);
+      control_->fail(reason);
       throw CommError(reason);
     }
     thread_ = std::thread([state = state_] { communicate(*state); });
@@ -245,7 +245,7 @@ class GlooCommunicator final : public Communicator {
   void barrier(Milliseconds timeout, const std::string& phase) override {
     expect_alive();
     try {
-      rendezvous_->all_gather("", phase, Clock::now() + timeout);
+      control_->all_gather("", phase, Clock::now() + timeout);
     } catch (const CommError& error) {
       abort(error.what());
       throw;
@@ -257,7 +257,7 @@ class GlooCommunicator final : public Communicator {
       abort_state(*state_, reason);
     } catch (const std::exception&) {   // no memory for the text; the connections close below
     }
-    rendezvous_->fail(reason);
+    control_->fail(reason);
   }
 
  private:
@@ -293,7 +293,7 @@ class GlooCommunicator final : public Communicator {
     ::gloo::allreduce(options);
   }
 
-  std::shared_ptr<Rendezvous> rendezvous_;
+  std::shared_ptr<Control> control_;
   Milliseconds timeout_;
   std::shared_ptr<State> state_;
   std::thread thread_;
@@ -301,8 +301,8 @@ class GlooCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> gloo_communicator(std::shared_ptr<Rendezvous> rendezvous, Milliseconds connect_timeout, const GlooOptions& options) {
-  return std::make_unique<GlooCommunicator>(std::move(rendezvous), connect_timeout, options);
+std::unique_ptr<Communicator> gloo_communicator(std::shared_ptr<Control> control, Milliseconds connect_timeout, const GlooOptions& options) {
+  return std::make_unique<GlooCommunicator>(std::move(control), connect_timeout, options);
 }
 
 }  // namespace detr::dist

@@ -1,5 +1,5 @@
 #pragma once
-#include "dist/rendezvous.h"
+#include "dist/control.h"
 
 namespace detr::dist {
 
@@ -9,8 +9,8 @@ struct GlooOptions {
 };
 
 /// The engine for CPU tensors: Gloo over TCP, ring sums. One thread of its own takes collectives from a queue, in order, and waits for
-/// peers in Gloo while the caller goes on. Connects all pairs of ranks within the rendezvous' timeout; throws CommError.
+/// peers in Gloo while the caller goes on. Connects all pairs of ranks within the control' timeout; throws CommError.
 /// Collectives issued in another order on one rank do not meet (their tags differ) and end at the timeout.
-std::unique_ptr<Communicator> gloo_communicator(std::shared_ptr<Rendezvous> rendezvous, Milliseconds connect_timeout, const GlooOptions& options = {});
+std::unique_ptr<Communicator> gloo_communicator(std::shared_ptr<Control> control, Milliseconds connect_timeout, const GlooOptions& options = {});
 
 }  // namespace detr::dist

@@ -43,13 +43,13 @@ class NcclWork final : public Work {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::shared_ptr<Rendezvous> rendezvous, const Stream& stream, Milliseconds connect_timeout, Milliseconds timeout)
-      : rendezvous_(std::move(rendezvous)), side_(stream.beside()), timeout_(timeout) {
+  NcclCommunicator(std::shared_ptr<Control> control, const Stream& stream, Milliseconds connect_timeout, Milliseconds timeout)
+      : control_(std::move(control)), side_(stream.beside()), timeout_(timeout) {
     const Clock::time_point deadline = Clock::now() + connect_timeout;
     DETR_TRY(cudaSetDevice(stream.device().index));
     ncclUniqueId id{};
     if (rank() == 0) expect_success(ncclGetUniqueId(&id), "unique id");
-    const std::string all = rendezvous_->all_gather(std::string_view(id.internal, sizeof id.internal), "unique id", deadline).front();
+    const std::string all = control_->all_gather(std::string_view(id.internal, sizeof id.internal), "unique id", deadline).front();
     if (all.size() != sizeof id.internal) throw CommError("rank ", rank(), ": unique id: rank 0 runs another version of NCCL");
     std::memcpy(id.internal, all.data(), sizeof id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -69,8 +69,8 @@ class NcclCommunicator final : public Communicator {
     static_cast<void>(state == ncclSuccess ? ncclCommDestroy(communicator_) : ncclCommAbort(communicator_));
   }
 
-  int rank() const override { return rendezvous_->rank(); }
-  int size() const override { return rendezvous_->size(); }
+  int rank() const override { return control_->rank(); }
+  int size() const override { return control_->size(); }
   const char* engine() const override { return "nccl"; }
 
   std::shared_ptr<Work> all_reduce_sum(const Stream& stream, const Tensor& tensor, const Place& place) override {
@@ -87,7 +87,7 @@ class NcclCommunicator final : public Communicator {
   }
   void barrier(Milliseconds timeout, const std::string& phase) override {
     try {
-      rendezvous_->all_gather("", phase, Clock::now() + timeout);
+      control_->all_gather("", phase, Clock::now() + timeout);
     } catch (const CommError& error) {
       abort(error.what());
       throw;
@@ -113,7 +113,7 @@ class NcclCommunicator final : public Communicator {
       if (communicator_ != nullptr) static_cast<void>(ncclCommAbort(communicator_));
       communicator_ = nullptr;
     }
-    rendezvous_->fail(reason);
+    control_->fail(reason);
   }
 
  private:
@@ -171,7 +171,7 @@ class NcclCommunicator final : public Communicator {
     throw CommError(reason);
   }
 
-  std::shared_ptr<Rendezvous> rendezvous_;
+  std::shared_ptr<Control> control_;
   Stream side_;
   Milliseconds timeout_;
   std::mutex mutex_;   // one call into NCCL at a time, so that abort() finds no thread inside
@@ -190,9 +190,9 @@ std::vector<std::pair<std::string, std::string>> set_nccl_environment() {
   return set;
 }
 
-std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<Rendezvous> rendezvous, const Stream& stream, Milliseconds connect_timeout, Milliseconds timeout) {
+std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<Control> control, const Stream& stream, Milliseconds connect_timeout, Milliseconds timeout) {
   DETR_CHECK(!stream.device().is_cpu() && !stream.is_planning(), "nccl: a stream on a GPU, got one on ", stream.device());
-  return std::make_unique<NcclCommunicator>(std::move(rendezvous), stream, connect_timeout, timeout);
+  return std::make_unique<NcclCommunicator>(std::move(control), stream, connect_timeout, timeout);
 }
 
 }  // namespace detr::dist

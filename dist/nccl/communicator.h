@@ -2,7 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "dist/rendezvous.h"
+#include "dist/control.h"
 
 namespace detr::dist {
 
@@ -13,6 +13,6 @@ std::vector<std::pair<std::string, std::string>> set_nccl_environment();
 /// The engine for CUDA tensors, one GPU a rank: NCCL, not blocking, on a queue of its own beside the caller's stream, to which events tie
 /// it; fit for capture once every collective has run eagerly. Throws CommError where not all ranks come within `connect_timeout`;
 /// `timeout` bounds each call's own wait for NCCL to accept it. Graphs that hold collectives must go before the communicator does.
-std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<Rendezvous> rendezvous, const Stream& stream, Milliseconds connect_timeout, Milliseconds timeout);
+std::unique_ptr<Communicator> nccl_communicator(std::shared_ptr<Control> control, const Stream& stream, Milliseconds connect_timeout, Milliseconds timeout);
 
 }  // namespace detr::dist

@@ -31,14 +31,14 @@ std::vector<std::string> run_ranks(int size, const std::function<void(const Meet
   return thrown;
 }
 
-std::shared_ptr<Rendezvous> meet(const Meeting& meeting, const Listener& listener) {
-  return meeting.rank == 0 ? Rendezvous::host(meeting, listener) : Rendezvous::join(meeting);
+std::shared_ptr<Control> meet(const Meeting& meeting, const Listener& listener) {
+  return meeting.rank == 0 ? Control::host(meeting, listener) : Control::join(meeting);
 }
 
-std::unique_ptr<Communicator> communicator_of(const std::shared_ptr<Rendezvous>& rendezvous, Milliseconds timeout) {
-  if (rendezvous->size() == 1) return single_communicator();
+std::unique_ptr<Communicator> communicator_of(const std::shared_ptr<Control>& control, Milliseconds timeout) {
+  if (control->size() == 1) return single_communicator();
   if constexpr (kHasGloo) {
-    return gloo_communicator(rendezvous, Milliseconds(20000), {"127.0.0.1", timeout});
+    return gloo_communicator(control, Milliseconds(20000), {"127.0.0.1", timeout});
   } else {
     throw DeviceError("this build has no Gloo");
   }

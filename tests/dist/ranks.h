@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "dist/communicator.h"
-#include "dist/rendezvous.h"
+#include "dist/control.h"
 
 namespace detr::dist::test {
 
@@ -13,9 +13,9 @@ namespace detr::dist::test {
 std::vector<std::string> run_ranks(int size, const std::function<void(const Meeting&, const Listener&)>& body, Milliseconds timeout = Milliseconds(20000));
 
 /// Joins or hosts.
-std::shared_ptr<Rendezvous> meet(const Meeting& meeting, const Listener& listener);
+std::shared_ptr<Control> meet(const Meeting& meeting, const Listener& listener);
 /// The engine for CPU tensors: Gloo, or single for a group of one.
-std::unique_ptr<Communicator> communicator_of(const std::shared_ptr<Rendezvous>& rendezvous, Milliseconds timeout = Milliseconds(20000));
+std::unique_ptr<Communicator> communicator_of(const std::shared_ptr<Control>& control, Milliseconds timeout = Milliseconds(20000));
 
 /// How a process of a job ended.
 struct Ending {

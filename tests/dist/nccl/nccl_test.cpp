@@ -20,9 +20,9 @@ int ranks() { return std::min<int>(4, static_cast<int>(list_gpus().size())); }
 void run(const std::function<void(Communicator&, const Stream&)>& body) {
   static_cast<void>(set_nccl_environment());
   const auto thrown = test::run_ranks(ranks(), [&](const Meeting& meeting, const Listener& listener) {
-    const auto rendezvous = test::meet(meeting, listener);
+    const auto control = test::meet(meeting, listener);
     const Stream stream = Stream::cuda(meeting.rank, 1);
-    const auto communicator = nccl_communicator(rendezvous, stream, kTime, kTime);
+    const auto communicator = nccl_communicator(control, stream, kTime, kTime);
     body(*communicator, stream);
     communicator->barrier(kTime, "end");
   }, kTime);

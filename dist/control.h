@@ -19,19 +19,19 @@ struct Meeting {
 };
 
 /// The control connections of a job: every rank to a small hub at rank 0. For set-up and for what is rare; one thread calls it.
-class Rendezvous {
+class Control {
  public:
   /// Rank 0, with the socket that the others were told of. Returns when all have come; throws CommError naming those that have not.
   /// Connections without the right greeting are closed and count for nothing; a rank that is there already is refused.
-  static std::shared_ptr<Rendezvous> host(const Meeting& meeting, const Listener& listener);
+  static std::shared_ptr<Control> host(const Meeting& meeting, const Listener& listener);
   /// Any other rank. Throws CommError if there is no hub, it refuses this rank, or not all come in time.
-  static std::shared_ptr<Rendezvous> join(const Meeting& meeting);
+  static std::shared_ptr<Control> join(const Meeting& meeting);
 
   int rank() const { return meeting_.rank; }
   int size() const { return meeting_.size; }
 
   /// Every rank's bytes (at most 64 MiB), by rank, on every rank. Throws CommError, on each rank that is still there, when one is gone or late
-  /// or has failed, and naming it; after that the rendezvous is closed.
+  /// or has failed, and naming it; after that the control is closed.
   std::vector<std::string> all_gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline);
   /// "rank 2 closed its control connection", or nothing: at rank 0 about any rank, elsewhere about rank 0. Does not wait.
   std::string lost_peer() const;
@@ -39,7 +39,7 @@ class Rendezvous {
   void fail(const std::string& reason) noexcept;
 
  private:
-  explicit Rendezvous(Meeting meeting) : meeting_(std::move(meeting)), peers_(static_cast<std::size_t>(meeting_.size)) {}
+  explicit Control(Meeting meeting) : meeting_(std::move(meeting)), peers_(static_cast<std::size_t>(meeting_.size)) {}
   void welcome(const Listener& listener);
   bool admit(Socket& socket, const std::string& greeting);
   std::vector<std::string> gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline);

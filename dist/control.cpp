@@ -1,4 +1,4 @@
-#include "dist/rendezvous.h"
+#include "dist/control.h"
 
 #include <poll.h>
 
@@ -54,28 +54,28 @@ std::optional<std::vector<std::string>> split_parts(std::string_view all, int co
 
 }  // namespace
 
-std::shared_ptr<Rendezvous> Rendezvous::host(const Meeting& meeting, const Listener& listener) {
-  DETR_CHECK(meeting.size >= 1 && meeting.rank == 0, "rendezvous: rank 0 is the hub, got rank ", meeting.rank, " of ", meeting.size);
-  std::shared_ptr<Rendezvous> made(new Rendezvous(meeting));
+std::shared_ptr<Control> Control::host(const Meeting& meeting, const Listener& listener) {
+  DETR_CHECK(meeting.size >= 1 && meeting.rank == 0, "control: rank 0 is the hub, got rank ", meeting.rank, " of ", meeting.size);
+  std::shared_ptr<Control> made(new Control(meeting));
   made->welcome(listener);
   return made;
 }
 
-std::shared_ptr<Rendezvous> Rendezvous::join(const Meeting& meeting) {
-  DETR_CHECK(meeting.rank >= 1 && meeting.rank < meeting.size, "rendezvous: rank ", meeting.rank, " of ", meeting.size, " cannot join");
+std::shared_ptr<Control> Control::join(const Meeting& meeting) {
+  DETR_CHECK(meeting.rank >= 1 && meeting.rank < meeting.size, "control: rank ", meeting.rank, " of ", meeting.size, " cannot join");
   const Clock::time_point deadline = Clock::now() + meeting.timeout;
-  std::shared_ptr<Rendezvous> made(new Rendezvous(meeting));
+  std::shared_ptr<Control> made(new Control(meeting));
   try {
     made->peers_[0] = connect_to(meeting.host, meeting.port, deadline);
   } catch (const CommError& error) {
-    made->give_up("rendezvous", error.what());
+    made->give_up("control", error.what());
   }
-  if (!made->peers_[0].write(encode({Frame::Kind::hello, greeting_of(meeting)}), deadline)) made->give_up("rendezvous", "the hub at rank 0 closed the connection");
-  made->all_gather("", "rendezvous", deadline);
+  if (!made->peers_[0].write(encode({Frame::Kind::hello, greeting_of(meeting)}), deadline)) made->give_up("control", "the hub at rank 0 closed the connection");
+  made->all_gather("", "control", deadline);
   return made;
 }
 
-bool Rendezvous::admit(Socket& socket, const std::string& greeting) {
+bool Control::admit(Socket& socket, const std::string& greeting) {
   for (int r = 1; r < meeting_.size; ++r) {
     Meeting wanted = meeting_;
     wanted.rank = r;
@@ -90,7 +90,7 @@ bool Rendezvous::admit(Socket& socket, const std::string& greeting) {
   return false;
 }
 
-void Rendezvous::welcome(const Listener& listener) {
+void Control::welcome(const Listener& listener) {
   struct Stranger {
     Socket socket;
     FrameReader reader{kMaxGreeting};
@@ -103,7 +103,7 @@ void Rendezvous::welcome(const Listener& listener) {
     static_cast<void>(::poll(wanted.data(), wanted.size(), poll_time(deadline)));
     if (Clock::now() >= deadline) {
       const std::string late = ranks_text(meeting_.size, [&](int r) { return r > 0 && !peers_[static_cast<std::size_t>(r)].open(); });
-      give_up("rendezvous", concat(late, " did not come within ", meeting_.timeout.count(), " ms"));
+      give_up("control", concat(late, " did not come within ", meeting_.timeout.count(), " ms"));
     }
     std::erase_if(strangers, [&](Stranger& s) {
       const FrameReader::State state = s.reader.pump(s.socket);
@@ -116,11 +116,11 @@ void Rendezvous::welcome(const Listener& listener) {
       strangers.push_back({std::move(next)});
     }
   }
-  all_gather("", "rendezvous", deadline);
+  all_gather("", "control", deadline);
 }
 
-std::vector<std::string> Rendezvous::all_gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
-  DETR_CHECK(bytes.size() <= kMaxPart, "rendezvous, ", phase, ": ", bytes.size(), " bytes, at most ", kMaxPart);
+std::vector<std::string> Control::all_gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
+  DETR_CHECK(bytes.size() <= kMaxPart, "control, ", phase, ": ", bytes.size(), " bytes, at most ", kMaxPart);
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.empty()) throw CommError(failed_);
@@ -131,7 +131,7 @@ std::vector<std::string> Rendezvous::all_gather(std::string_view bytes, const st
   return *std::move(parts);
 }
 
-std::vector<std::string> Rendezvous::gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
+std::vector<std::string> Control::gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
   std::vector<FrameReader> readers(peers_.size(), FrameReader(kMaxPart));
   std::vector<bool> here(peers_.size(), false);
   here[0] = true;
@@ -162,7 +162,7 @@ std::vector<std::string> Rendezvous::gather(std::string_view bytes, const std::s
   return parts;
 }
 
-std::string Rendezvous::reply_of_hub(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
+std::string Control::reply_of_hub(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
   // A hub that has gone may have said why: what it sent is read even where writing fails.
   const bool sent = peers_[0].write(encode({Frame::Kind::data, std::string(bytes)}), deadline);
   FrameReader reader((kMaxPart + sizeof(std::uint64_t)) * peers_.size());
@@ -178,7 +178,7 @@ std::string Rendezvous::reply_of_hub(std::string_view bytes, const std::string& 
   return reader.frame().bytes;
 }
 
-std::string Rendezvous::lost_peer() const {
+std::string Control::lost_peer() const {
   for (std::size_t r = 0; r < peers_.size(); ++r) {
     if (!peers_[r].open()) continue;
     pollfd state{peers_[r].descriptor(), POLLRDHUP, 0};
@@ -187,14 +187,14 @@ std::string Rendezvous::lost_peer() const {
   return {};
 }
 
-void Rendezvous::give_up(const std::string& phase, const std::string& why) {
+void Control::give_up(const std::string& phase, const std::string& why) {
   // A reason that came from another rank names that rank and its phase already.
   fail(why.starts_with("rank ") && why.find(": ") != std::string::npos ? why : concat("rank ", rank(), ": ", phase, ": ", why));
   const std::lock_guard lock(mutex_);
   throw CommError(escape_control(failed_));
 }
 
-void Rendezvous::fail(const std::string& reason) noexcept {
+void Control::fail(const std::string& reason) noexcept {
   const std::lock_guard lock(mutex_);
   if (!failed_.empty()) return;
   failed_ = reason.empty() ? "closed" : reason;

@@ -1,5 +1,5 @@
 // The meeting of the ranks: who comes, who does not, and strangers.
-#include "dist/rendezvous.h"
+#include "dist/control.h"
 
 #include <thread>
 
@@ -14,13 +14,13 @@ using test::run_ranks;
 
 Clock::time_point after(int milliseconds) { return Clock::now() + Milliseconds(milliseconds); }
 
-TEST_CASE("rendezvous: every rank gets every rank's bytes", "[cpu]") {
+TEST_CASE("control: every rank gets every rank's bytes", "[cpu]") {
   for (int size = 1; size <= 4; ++size) {
     std::vector<std::vector<std::string>> got(static_cast<std::size_t>(size));
     const auto part = [](int rank, int round) { return std::string(static_cast<std::size_t>(rank * 100000 * round), static_cast<char>('a' + rank)); };
     const auto thrown = run_ranks(size, [&](const Meeting& meeting, const Listener& listener) {
-      const auto rendezvous = meet(meeting, listener);
-      for (int round = 0; round < 20; ++round) got[static_cast<std::size_t>(meeting.rank)] = rendezvous->all_gather(part(meeting.rank, round), "round", after(10000));
+      const auto control = meet(meeting, listener);
+      for (int round = 0; round < 20; ++round) got[static_cast<std::size_t>(meeting.rank)] = control->all_gather(part(meeting.rank, round), "round", after(10000));
     });
     for (int rank = 0; rank < size; ++rank) {
       CHECK(thrown[static_cast<std::size_t>(rank)].empty());
@@ -30,24 +30,24 @@ TEST_CASE("rendezvous: every rank gets every rank's bytes", "[cpu]") {
   }
 }
 
-TEST_CASE("rendezvous: those that do not come are named, and all give up", "[cpu]") {
+TEST_CASE("control: those that do not come are named, and all give up", "[cpu]") {
   const Clock::time_point start = Clock::now();
   const auto thrown = run_ranks(4, [&](const Meeting& meeting, const Listener& listener) {
     if (meeting.rank != 1 && meeting.rank != 3) static_cast<void>(meet(meeting, listener));
   }, Milliseconds(500));
-  CHECK(thrown[0] == "rank 0: rendezvous: ranks 1, 3 did not come within 500 ms");
-  const bool own_deadline = thrown[2] == "rank 2: rendezvous: no reply of rank 0 in time";   // it may be the first of the two
+  CHECK(thrown[0] == "rank 0: control: ranks 1, 3 did not come within 500 ms");
+  const bool own_deadline = thrown[2] == "rank 2: control: no reply of rank 0 in time";   // it may be the first of the two
   CHECK((own_deadline || thrown[2] == thrown[0]));
   CHECK(Clock::now() - start < Milliseconds(2500));
 }
 
-TEST_CASE("rendezvous: nobody listens", "[cpu]") {
+TEST_CASE("control: nobody listens", "[cpu]") {
   int port = 0;
   { port = Listener().port(); }
-  detr::test::expect_throws<CommError>([&] { Rendezvous::join({1, 2, "127.0.0.1", port, "t", Milliseconds(200)}); }, "rank 1: rendezvous: cannot connect to 127.0.0.1");
+  detr::test::expect_throws<CommError>([&] { Control::join({1, 2, "127.0.0.1", port, "t", Milliseconds(200)}); }, "rank 1: control: cannot connect to 127.0.0.1");
 }
 
-TEST_CASE("rendezvous: strangers and other jobs are turned away, the job goes on", "[cpu]") {
+TEST_CASE("control: strangers and other jobs are turned away, the job goes on", "[cpu]") {
   std::vector<std::string> got;
   std::string foreign;
   const auto thrown = run_ranks(3, [&](const Meeting& meeting, const Listener& listener) {
@@ -63,7 +63,7 @@ TEST_CASE("rendezvous: strangers and other jobs are turned away, the job goes on
       other.token = "another job";
       other.timeout = Milliseconds(2000);
       try {
-        static_cast<void>(Rendezvous::join(other));
+        static_cast<void>(Control::join(other));
       } catch (const CommError& error) {
         foreign = error.what();
       }
@@ -75,10 +75,10 @@ TEST_CASE("rendezvous: strangers and other jobs are turned away, the job goes on
   });
   for (const std::string& text : thrown) CHECK(text.empty());
   CHECK(got == std::vector<std::string>{"zero", "one", "two"});
-  CHECK(foreign == "rank 1: rendezvous: rank 0 closed its connection");
+  CHECK(foreign == "rank 1: control: rank 0 closed its connection");
 }
 
-TEST_CASE("rendezvous: the second of two with one rank is refused, the job goes on", "[cpu]") {
+TEST_CASE("control: the second of two with one rank is refused, the job goes on", "[cpu]") {
   std::string refused;
   const auto thrown = run_ranks(3, [&](const Meeting& meeting, const Listener& listener) {
     if (meeting.rank == 2) {   // greets as rank 1 until the real one must have come, then as itself
@@ -86,7 +86,7 @@ TEST_CASE("rendezvous: the second of two with one rank is refused, the job goes 
       Meeting same = meeting;
       same.rank = 1;
       try {
-        static_cast<void>(Rendezvous::join(same));
+        static_cast<void>(Control::join(same));
       } catch (const CommError& error) {
         refused = error.what();
       }
@@ -97,12 +97,12 @@ TEST_CASE("rendezvous: the second of two with one rank is refused, the job goes 
   CHECK(refused.find("there is a rank 1 already") != std::string::npos);
 }
 
-TEST_CASE("rendezvous: a rank that fails, leaves or is late is named everywhere", "[cpu]") {
-  const auto run = [](const std::function<void(Rendezvous&)>& rank2) {
+TEST_CASE("control: a rank that fails, leaves or is late is named everywhere", "[cpu]") {
+  const auto run = [](const std::function<void(Control&)>& rank2) {
     return run_ranks(4, [&](const Meeting& meeting, const Listener& listener) {
-      const auto rendezvous = meet(meeting, listener);
-      if (meeting.rank == 2) return rank2(*rendezvous);
-      rendezvous->all_gather("", "manifest", after(meeting.rank == 0 ? 500 : 5000));
+      const auto control = meet(meeting, listener);
+      if (meeting.rank == 2) return rank2(*control);
+      control->all_gather("", "manifest", after(meeting.rank == 0 ? 500 : 5000));
     });
   };
   const auto expect = [](const std::vector<std::string>& thrown, const std::string& text) {
@@ -111,9 +111,9 @@ TEST_CASE("rendezvous: a rank that fails, leaves or is late is named everywhere"
       CHECK(thrown[static_cast<std::size_t>(rank)].find(text) != std::string::npos);
     }
   };
-  expect(run([](Rendezvous& r) { r.fail("rank 2: load: no such file"); }), "rank 2: load: no such file");
-  expect(run([](Rendezvous&) {}), "rank 0: manifest: rank 2 closed its connection");
-  expect(run([](Rendezvous&) { std::this_thread::sleep_for(Milliseconds(1500)); }), "rank 0: manifest: rank 2 did not come in time");
+  expect(run([](Control& r) { r.fail("rank 2: load: no such file"); }), "rank 2: load: no such file");
+  expect(run([](Control&) {}), "rank 0: manifest: rank 2 closed its connection");
+  expect(run([](Control&) { std::this_thread::sleep_for(Milliseconds(1500)); }), "rank 0: manifest: rank 2 did not come in time");
 }
 
 }  // namespace
