@@ -1,9 +1,15 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
+#include <filesystem>
 #include <map>
+#include <regex>
+#include <set>
 
 #include "apps/cli.h"
 #include "data/denoising.h"
@@ -17,7 +23,7 @@ namespace detr::apps {
 namespace {
 
 struct BenchFlags {
-  std::string what, imgsz = "640", amp;
+  std::string what, imgsz = "640", amp, filter, save_json;
   std::int64_t batch_size = 16, warmup = 5, iterations = 20, classes = 80;
   double boxes = 7.3;
   bool no_graph = false, parts = false;
@@ -81,7 +87,7 @@ struct Workload {
 
   Workload(const train::RunConfig& config, const Stream& stream, bool graphs)
       : model(config.model), store(model.parameters(), stream, DType::f32, train::compute_dtype(config.amp, stream)),
-        optimizer(store, stream, config.optimizer), step(model, store, optimizer, stream, graphs) {
+        optimizer(store, stream, config.optimizer), step(model, store, optimizer, stream, {.graphs = graphs}) {
     store.initialise(config.seed);
   }
 };
@@ -172,9 +178,25 @@ Outcome bench_step(const BenchFlags& flags, const CommonOptions& common) {
   return outcome;
 }
 
-Outcome run_bench(const BenchFlags& flags, const CommonOptions& common) {
-  if (flags.what == "step") return bench_step(flags, common);
-  throw ConfigError("bench knows no '", flags.what, "'; it has: step");
+/// Goes on as detr_bench, the program beside this one, which prints and exits by itself: comes back by throwing alone.
+/// `iterations`: measurements of a case; 0: detr_bench's own number.
+Outcome bench_kernels(const BenchFlags& flags, const CommonOptions& common, std::int64_t iterations) {
+  static const std::regex gpu("auto|cuda(:[0-9]{1,3})?");
+  if (!std::regex_match(common.device, gpu)) throw ConfigError("bench kernels measures a GPU, --device ", common.device, " is none; wanted cuda or cuda:0");
+  std::error_code ignored;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "detr_bench";
+  if (::access(program.c_str(), X_OK) != 0) throw ConfigError("bench kernels needs ", program.string(), ", which a build with CUDA, tests and Google Benchmark makes");
+  std::vector<std::string> words = {"detr_bench"};
+  const std::size_t colon = common.device.find(':');
+  if (colon != std::string::npos) words.insert(words.end(), {"--device", common.device.substr(colon + 1)});
+  if (!flags.filter.empty()) words.push_back("--benchmark_filter=" + flags.filter);
+  if (!flags.save_json.empty()) words.insert(words.end(), {"--json", flags.save_json});
+  if (iterations > 0) words.insert(words.end(), {"--runs", std::to_string(iterations)});
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execv(program.c_str(), arguments.data());
+  throw ConfigError("bench kernels: ", program.string(), " cannot be started: ", std::strerror(errno));
 }
 
 }  // namespace
@@ -182,17 +204,29 @@ Outcome run_bench(const BenchFlags& flags, const CommonOptions& common) {
 Verb add_bench(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<BenchFlags>();
   app.remove_option(app.get_option("updates"));   // what follows is the thing to measure
-  app.add_option("what", flags->what, "step: a training step on random pictures that lie on the device")->required();
+  app.add_option("what", flags->what, "step: a training step on random pictures that lie on the device; kernels: each hot kernel on a GPU, by detr_bench")->required();
   app.add_option("--batch-size", flags->batch_size, "pictures of a step")->check(whole_number(1));
   app.add_option("--imgsz", flags->imgsz, "picture size, N or HxW, multiples of 32");
   app.add_option("--classes", flags->classes, "number of classes")->check(whole_number(1, 100000));
   app.add_option("--boxes", flags->boxes, "mean number of boxes in a picture")->check(real_number(0, 1000));
   app.add_option("--amp", flags->amp, "auto, bf16 or off")->check(CLI::IsMember({"auto", "bf16", "off"}));
   app.add_option("--warmup", flags->warmup, "steps before those that are timed")->check(whole_number(2, 10000));
-  app.add_option("--iters", flags->iterations, "steps that are timed")->check(whole_number(1, 100000));
+  CLI::Option* const iterations = app.add_option("--iters", flags->iterations, "steps that are timed, or measurements of each kernel (100)")->check(whole_number(1, 100000));
   app.add_flag("--no-graph", flags->no_graph, "enqueue every step kernel by kernel");
   app.add_flag("--parts", flags->parts, "also the time of each op, forward and backward");
-  return [flags, &common] { return run_bench(*flags, common); };
+  app.add_option("--filter", flags->filter, "kernels: a regular expression, which of them");
+  app.add_option("--save-json", flags->save_json, "kernels: write an object a line and case, for bench_compare");
+  return [flags, iterations, &app, &common] {
+    const bool step = flags->what == "step";
+    if (!step && flags->what != "kernels") throw ConfigError("bench knows no '", flags->what, "'; it has: step, kernels");
+    // What has no meaning is refused, not passed over.
+    static const std::set<std::string> of_kernels = {"what", "--device", "--iters", "--filter", "--save-json"}, not_of_step = {"--filter", "--save-json"};
+    for (const CLI::Option* option : app.get_options()) {
+      const std::string name = option->get_lnames().empty() ? option->get_name() : "--" + option->get_lnames()[0];
+      if (option->count() > 0 && (step ? not_of_step.contains(name) : !of_kernels.contains(name))) throw ConfigError("bench ", flags->what, " has no ", name);
+    }
+    return step ? bench_step(*flags, common) : bench_kernels(*flags, common, iterations->count() > 0 ? flags->iterations : 0);
+  };
 }
 
 }  // namespace detr::apps

@@ -15,7 +15,7 @@
 
 namespace detr::apps {
 
-/// Exit codes; the one table from error type to code is in main.cpp.
+/// Exit codes; the one table from error type to code is code_of().
 enum ExitCode {
   kDone = 0,
   kBug = 1,
@@ -31,6 +31,10 @@ enum ExitCode {
   kInterrupted = 130,
   kTerminated = 143,
 };
+
+int code_of(const std::exception& error);
+/// What an error says; words of ours for those of the language.
+std::string text_of(const std::exception& error);
 
 /// Flags that every verb has.
 struct CommonOptions {
@@ -50,6 +54,7 @@ struct Outcome {
   int code = kDone;
   std::string error;   ///< where the code says that a check failed: what failed, in one line
   nlohmann::json json = nlohmann::json::object();
+  bool reported = false;   ///< another process has printed what there is to print
 };
 
 /// A verb: adds its flags to its own subcommand and returns what to run once they are parsed.

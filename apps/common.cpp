@@ -1,3 +1,4 @@
+#include <new>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -67,6 +68,20 @@ std::optional<double> parse_real(const std::string& text) {
 }
 
 }  // namespace
+
+int code_of(const std::exception& error) {
+  if (dynamic_cast<const ConfigError*>(&error)) return kUsage;
+  if (dynamic_cast<const DataError*>(&error)) return kData;
+  if (dynamic_cast<const OutOfMemory*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) return kMemory;
+  if (dynamic_cast<const Diverged*>(&error)) return kDiverged;
+  if (dynamic_cast<const CommError*>(&error)) return kCommunication;
+  if (dynamic_cast<const StorageError*>(&error) || dynamic_cast<const std::filesystem::filesystem_error*>(&error)) return kStorage;
+  if (dynamic_cast<const DeviceError*>(&error)) return kDevice;
+  if (dynamic_cast<const CheckFailed*>(&error)) return kCheckFailed;
+  return kBug;
+}
+
+std::string text_of(const std::exception& error) { return dynamic_cast<const std::bad_alloc*>(&error) ? "out of host memory" : error.what(); }
 
 CLI::Validator real_number(double lowest, double highest) {
   const auto check = [=](std::string& text) {

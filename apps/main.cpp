@@ -10,24 +10,12 @@
 #include <new>
 
 #include "apps/cli.h"
+#include "apps/rank.h"
 #include "runtime/error.h"
 #include "runtime/text.h"
 
 namespace detr::apps {
 namespace {
-
-/// The one table from error type to exit code.
-int code_of(const std::exception& error) {
-  if (dynamic_cast<const ConfigError*>(&error)) return kUsage;
-  if (dynamic_cast<const DataError*>(&error)) return kData;
-  if (dynamic_cast<const OutOfMemory*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) return kMemory;
-  if (dynamic_cast<const Diverged*>(&error)) return kDiverged;
-  if (dynamic_cast<const CommError*>(&error)) return kCommunication;
-  if (dynamic_cast<const StorageError*>(&error) || dynamic_cast<const std::filesystem::filesystem_error*>(&error)) return kStorage;
-  if (dynamic_cast<const DeviceError*>(&error)) return kDevice;
-  if (dynamic_cast<const CheckFailed*>(&error)) return kCheckFailed;
-  return kBug;
-}
 
 /// `_` and `-` are the same inside long flag names; values stay as they are.
 std::vector<std::string> normalised(int argc, char** argv) {
@@ -93,8 +81,9 @@ std::string dump(const nlohmann::json& object) { return object.dump(-1, ' ', fal
 
 int report(const std::string& verb, bool json, int code, const std::string& text) {
   const std::string line = escaped(text);
-  std::cerr << "detrtrain: error: " << line << std::endl;
-  if (json) std::cout << dump({{"command", verb}, {"version", version_text()}, {"exit", code}, {"error", line}}) << std::endl;
+  fail_rank(code, line);
+  std::cerr << (has_launcher() ? "" : "detrtrain: error: ") << line << std::endl;   // a launcher's last line says it in full
+  if (json && !has_launcher()) std::cout << error_json(verb, code, line) << std::endl;
   return code;
 }
 
@@ -160,16 +149,16 @@ int run(int argc, char** argv) {
   try {
     const Outcome outcome = actions.at(verb)();
     const std::string error = escaped(outcome.error);
-    if (!error.empty()) std::cerr << "detrtrain: error: " << error << std::endl;
-    if (common.json) {
+    if (!error.empty() && prints_results()) std::cerr << "detrtrain: error: " << error << std::endl;
+    if (common.json && !outcome.reported && prints_results()) {
       nlohmann::json object = {{"command", verb}, {"version", version_text()}, {"exit", outcome.code}, {"error", nullptr}};
       if (!error.empty()) object["error"] = error;
       object.update(outcome.json);
       print_line(dump(object));
     }
-    return outcome.code;
+    return leave_job(outcome.code);
   } catch (const std::exception& error) {
-    return report(verb, json, code_of(error), dynamic_cast<const std::bad_alloc*>(&error) ? "out of host memory" : error.what());
+    return report(verb, json, code_of(error), text_of(error));
   }
 }
 

@@ -9,9 +9,13 @@
 
 #include "apps/cli.h"
 #include "apps/data_sets.h"
+#include "apps/engine.h"
+#include "apps/launch.h"
 #include "apps/progress.h"
+#include "apps/rank.h"
 #include "apps/report.h"
 #include "runtime/error.h"
+#include "runtime/faults.h"
 #include "runtime/files.h"
 #include "runtime/text.h"
 #include "train/trainer.h"
@@ -30,6 +34,9 @@ struct TrainFlags {
   bool use_amp = false, no_graph = false;
   double lr = 0;
   std::vector<std::string> freeze;
+  RankFlags ranks;
+  std::int64_t accum = 0, check_replicas = 1000;
+  bool require_all_used = false;
 };
 
 std::atomic<bool> stop_wish{false};
@@ -54,6 +61,17 @@ class SignalScope {
       if (old.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
     }
   }
+};
+
+/// What ranks other than the first have to say: what went wrong on them alone.
+class RankReporter final : public train::Reporter {
+ public:
+  void note(const std::string&) override {}
+  void warning(const std::string& line) override { std::cerr << concat("warning: ", escaped(line), "\n") << std::flush; }
+  void step(const train::StepRecord&) override {}
+  void evaluating(std::int64_t, std::int64_t) override {}
+  void epoch(const train::EpochRecord&) override {}
+  void saved(const std::string&, std::int64_t) override {}
 };
 
 /// A lock on a folder that dies with the process. Throws StorageError where another run holds it.
@@ -119,7 +137,8 @@ class OutputFolder {
   bool made_ = false, fresh_ = false, started_ = false;
 };
 
-fs::path resume_file(const TrainFlags& flags) {
+/// `tells`: warns of checkpoints that cannot be used.
+fs::path resume_file(const TrainFlags& flags, bool tells) {
   if (flags.resume.empty()) return {};
   if (flags.resume != "auto") {
     if (fs::path(flags.resume).extension() == ".pth") throw StorageError(flags.resume, ": a .pth holds nothing to resume; -t takes its weights");
@@ -129,7 +148,9 @@ fs::path resume_file(const TrainFlags& flags) {
   if (flags.output_dir.empty()) throw ConfigError("-r auto needs --output-dir");
   std::vector<std::string> skipped;
   const fs::path found = train::newest_checkpoint(flags.output_dir, skipped);
-  for (const std::string& line : skipped) std::cerr << "warning: skipped " << escaped(line) << '\n';
+  for (const std::string& line : skipped) {
+    if (tells) std::cerr << "warning: skipped " << escaped(line) << '\n';
+  }
   if (found.empty() && !skipped.empty()) throw StorageError(flags.output_dir, ": no checkpoint can be used");
   return found;   // none at all: the run starts anew
 }
@@ -142,6 +163,7 @@ void apply_flags(const TrainFlags& flags, train::Config& config) {
   if (flags.eval_every >= 0) set("eval_every", flags.eval_every, "--eval-every");
   if (flags.max_skips >= 0) set("max_skips", flags.max_skips, "--max-skips");
   if (flags.patience >= 0) set("patience", flags.patience, "--patience");
+  if (flags.accum > 0) set("accum", flags.accum, "--accum");
   if (!flags.amp.empty()) set("amp", flags.amp, "--amp");
   if (flags.use_amp) set("amp", "auto", "--use-amp");
   if (flags.no_graph) set("graph", false, "--no-graph");
@@ -181,10 +203,10 @@ nlohmann::json summary_json(const train::RunSummary& summary, const fs::path& fo
           {"img_per_s", number(summary.images_per_s)}, {"skipped", summary.state.skipped}, {"hash", summary.hash}};
 }
 
-Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
+void check_flags(const TrainFlags& flags) {
   if (!flags.resume.empty() && !flags.tuning.empty()) throw ConfigError("-r and -t exclude each other: -r goes on with a run, -t starts a new one from weights");
-  const std::int64_t save_every_steps = steps_of(flags.save_every);
-  const double time_limit_s = flags.time_limit.empty() ? 0 : parse_duration(flags.time_limit);
+  static_cast<void>(steps_of(flags.save_every));
+  if (!flags.time_limit.empty()) static_cast<void>(parse_duration(flags.time_limit));
   for (const std::string& expression : flags.freeze) {
     try {
       static_cast<void>(std::regex(expression));
@@ -192,66 +214,143 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
       throw ConfigError("--freeze '", expression, "' is no regular expression: ", error.what());
     }
   }
-  const Stream stream = open_stream(common);
+}
+
+/// What a run begins with, from flags and files.
+struct Start {
+  FileHandle lock;   ///< of the output folder, where it was locked for this
+  fs::path resume;
+  train::Config config;
+  train::RunConfig run;
+};
+
+Start read_start(const TrainFlags& flags, const CommonOptions& common, bool root) {
   for (const std::string& weights : {flags.tuning, flags.backbone}) {
     if (!weights.empty() && !fs::exists(weights)) throw StorageError(weights, ": no such file");
   }
+  Start start;
   // Locked before it is looked at: another run may be replacing the files in it.
-  FileHandle lock = flags.resume == "auto" && fs::is_directory(flags.output_dir) ? lock_folder(flags.output_dir) : FileHandle();
-  const fs::path resume = resume_file(flags);
-  const std::string stored = !resume.empty() ? train::read_checkpoint_info(resume).config : !flags.tuning.empty() && common.config.empty() ? train::read_checkpoint_info(flags.tuning).config : "";
-  train::Config config = load_config(common, stored);
-  apply_flags(flags, config);
-  if (!resume.empty()) config.set("resume", "null", "-r");   // the flag wins over a path in the file
-  if (!flags.tuning.empty()) config.set("tuning", "null", "-t");
-  const train::RunConfig run = config.resolve();
-  if (!run.backbone_weights.empty() && !fs::exists(run.backbone_weights)) throw StorageError("PResNet.pretrained: ", run.backbone_weights, ": no such file");
+  if (root && flags.resume == "auto" && fs::is_directory(flags.output_dir)) start.lock = lock_folder(flags.output_dir);
+  start.resume = resume_file(flags, root);
+  const std::string stored = !start.resume.empty() ? train::read_checkpoint_info(start.resume).config : !flags.tuning.empty() && common.config.empty() ? train::read_checkpoint_info(flags.tuning).config : "";
+  start.config = load_config(common, stored);
+  apply_flags(flags, start.config);
+  if (!start.resume.empty()) start.config.set("resume", "null", "-r");   // the flag wins over a path in the file
+  if (!flags.tuning.empty()) start.config.set("tuning", "null", "-t");
+  start.run = start.config.resolve();
+  if (!start.run.backbone_weights.empty() && !fs::exists(start.run.backbone_weights)) throw StorageError("PResNet.pretrained: ", start.run.backbone_weights, ": no such file");
+  return start;
+}
 
+train::RunOptions run_options(const TrainFlags& flags, const Start& start, const Stream& stream, const Tell& tell) {
+  train::RunOptions options;
+  options.train = open_split(flags.data, start.run, "train", true, stream, tell);
+  const bool evaluates = start.run.eval_every > 0 && flags.overfit == 0;
+  if (evaluates && !has_split(flags.data, start.run, "val")) throw DataError("there is no val split; --eval-every 0 trains without evaluation");
+  if (evaluates) {
+    options.val = open_split(flags.data, start.run, "val", false, stream, tell);
+    expect_same_classes(options.val.coco->file.string(), options.val.coco->categories, options.train.coco->file.string(), options.train.coco->categories);
+  }
+  options.resume = start.resume;
+  options.tuning = flags.tuning;
+  options.backbone = start.run.backbone_weights;
+  options.config_json = start.config.to_json(-1);
+  options.version = version_text();
+  options.allow_partial = flags.allow_partial;
+  options.max_steps = flags.max_steps;
+  options.time_limit_s = flags.time_limit.empty() ? 0 : parse_duration(flags.time_limit);
+  options.overfit = flags.overfit;
+  options.save_every_steps = steps_of(flags.save_every);
+  options.freeze = flags.freeze;
+  options.cache_bytes = std::size_t{1} << 29;
+  return options;
+}
+
+/// This process's place among the ranks of its run.
+struct Place {
+  World world;
+  CommonOptions common;
+  Faults faults;
+  std::shared_ptr<dist::Control> control;   ///< null where there is one rank
+};
+
+train::RunRanks ranks_of(const TrainFlags& flags, const Place& place) {
+  train::RunRanks ranks;
+  if (place.control) {
+    ranks = run_ranks(place.world, flags.ranks, place.control);
+    ranks.failed = [](const std::exception& error) { fail_rank(code_of(error), text_of(error)); };
+  }
+  ranks.check_every = flags.check_replicas;
+  ranks.require_all_used = flags.require_all_used;
+  return ranks;
+}
+
+/// Where rank 0 writes, on every rank.
+fs::path share_folder(const train::RunRanks& ranks, const fs::path& folder) {
+  const fs::path shared = train::Replicas(ranks).from_root(folder.empty() ? "" : fs::absolute(folder).string(), "output folder");
+  write_record_to(shared / "fault", ranks.rank());
+  return shared;
+}
+
+int code_of_end(const train::RunSummary& summary) {
+  if (summary.end != train::RunEnd::stopped) return kDone;
+  return summary.state.step > 0 ? kStoppedAndSaved : 128 + (stop_signal ? stop_signal : SIGTERM);
+}
+
+/// A rank that neither writes nor reports: rank 0 does.
+Outcome run_silently(const TrainFlags& flags, const Place& place) {
+  const Start start = read_start(flags, place.common, false);
+  const Stream stream = open_stream(place.common);
+  train::RunOptions options = run_options(flags, start, stream, [](const std::string&) {});
+  options.ranks = ranks_of(flags, place);
+  options.faults = place.faults;
+  options.output_dir = share_folder(options.ranks, {});
+  RankReporter reporter;
+  train::Trainer trainer(start.run, options, stream, reporter);
+  Outcome outcome;
+  outcome.code = code_of_end(trainer.run(stop_wish));
+  return outcome;
+}
+
+/// The run, or rank 0 of it.
+Outcome run_train(const TrainFlags& flags, const Place& place) {
+  const CommonOptions& common = place.common;
+  const Stream stream = open_stream(common);
+  Start start = read_start(flags, common, true);
+  const train::RunConfig& run = start.run;
   std::vector<std::string> data_lines;
   const Tell tell = [&, on_stderr = tell_stderr(common.quiet)](const std::string& line) {
     on_stderr(line);
     data_lines.push_back(line);
   };
-  train::RunOptions options;
-  options.train = open_split(flags.data, run, "train", true, stream, tell);
-  const bool evaluates = run.eval_every > 0 && flags.overfit == 0;
-  if (evaluates && !has_split(flags.data, run, "val")) throw DataError("there is no val split; --eval-every 0 trains without evaluation");
-  if (evaluates) {
-    options.val = open_split(flags.data, run, "val", false, stream, tell);
-    expect_same_classes(options.val.coco->file.string(), options.val.coco->categories, options.train.coco->file.string(), options.train.coco->categories);
-  }
-  OutputFolder folder(flags, run, config.name(), resume, std::move(lock));
+  train::RunOptions options = run_options(flags, start, stream, tell);
+  OutputFolder folder(flags, run, start.config.name(), start.resume, std::move(start.lock));
   options.output_dir = folder.path();
-  options.resume = resume;
-  options.tuning = flags.tuning;
-  options.backbone = run.backbone_weights;
-  options.config_json = config.to_json(-1);
-  options.version = version_text();
-  options.allow_partial = flags.allow_partial;
-  options.max_steps = flags.max_steps;
-  options.time_limit_s = time_limit_s;
-  options.overfit = flags.overfit;
-  options.save_every_steps = save_every_steps;
-  options.freeze = flags.freeze;
-  options.cache_bytes = std::size_t{1} << 29;
+  options.faults = place.faults;
+  options.ranks = ranks_of(flags, place);
+  share_folder(options.ranks, folder.path());
 
   Progress progress(folder.path(), common, run.print_every);
-  progress.note(concat(version_text(), "  ", stream.device(), ", ", stream.pool().threads(), " threads, ", train::compute_dtype(run.amp, stream), ", deterministic"));
-  progress.note(concat("config    ", config.name(), "; output ", folder.path().string()));
+  const std::string ranks = place.control ? describe_ranks(place.world, flags.ranks, stream) + ", " : "";
+  progress.note(concat(version_text(), "  ", ranks, stream.device(), ", ", stream.pool().threads(), " threads, ", train::compute_dtype(run.amp, stream), ", deterministic"));
+  if (!place.faults.text().empty()) progress.warning("DETRTRAIN_FAULT rehearses failures: " + place.faults.text());
+  progress.note(concat("config    ", start.config.name(), "; output ", folder.path().string()));
   for (const std::string& line : data_lines) progress.log_only(line);
   progress.note("classes   " + data::class_list(options.train.coco->categories));
-  for (const std::string& note : config.notes()) progress.note("note      " + note);
+  for (const std::string& note : start.config.notes()) progress.note("note      " + note);
   if (common.verbose) {
-    for (const train::ConfigOrigin& origin : config.origins()) {
+    for (const train::ConfigOrigin& origin : start.config.origins()) {
       if (origin.origin != "default") progress.note(concat("key       ", origin.key, " (", origin.origin, ")"));
     }
   }
-  replace_file(folder.path() / "config.json", config.to_json());
+  replace_file(folder.path() / "config.json", start.config.to_json());
 
-  const SignalScope signals;   // before the model is built: a stop wish is obeyed inside start-up too
+  // Before the model is built: a stop wish is obeyed inside start-up too. A rank's are the job's.
+  std::optional<SignalScope> signals;
+  if (!place.control) signals.emplace();
   train::Trainer trainer(run, options, stream, progress);
   folder.start();
-  RunReport report(folder.path(), config, trainer);
+  RunReport report(folder.path(), start.config, trainer);
   std::string report_error;
   progress.after_epoch = [&](const train::EpochRecord& record) {
     report.write(record);
@@ -262,17 +361,31 @@ Outcome run_train(const TrainFlags& flags, const CommonOptions& common) {
 
   Outcome outcome;
   outcome.json = summary_json(summary, folder.path());
+  outcome.code = code_of_end(summary);
   if (summary.end == train::RunEnd::already_finished) progress.note("this run is finished; more --epochs or --max-steps go on with it");
-  if (summary.end == train::RunEnd::stopped) {
-    outcome.code = summary.state.step > 0 ? kStoppedAndSaved : 128 + (stop_signal ? stop_signal : SIGINT);
+  if (summary.end == train::RunEnd::stopped)
     progress.note(summary.state.step > 0 ? concat("stopped after step ", summary.state.step, ", saved; -r auto --output-dir ", folder.path().string(), " goes on") : std::string("stopped before the first step"));
-  }
   if (!common.json && summary.last) {
     for (const std::string& line : data::summary_lines(*summary.last)) std::cout << line << '\n';   // the run is saved, whether anybody reads this or not
     std::cout.flush();
   }
   progress.note(concat("state hash ", summary.hash, " at step ", summary.state.step));
   return outcome;
+}
+
+/// This process's part of the job: all of it, the launcher's, or a rank's.
+Outcome take_part(const TrainFlags& flags, const CommonOptions& common) {
+  check_flags(flags);
+  Place place;
+  place.world = world_of_process(flags.ranks, common);
+  if (place.world.role == World::Role::launcher) return launch(place.world, flags.ranks, common);
+  place.common = rank_options(place.world, common);
+  place.faults = Faults::from_environment(place.world.rank, place.world.size);
+  if (place.world.role == World::Role::alone) return run_train(flags, place);
+
+  place.control = join_job(place.world, flags.ranks, common, "train");
+  place.faults.at("rendezvous", -1);
+  return place.world.rank == 0 ? run_train(flags, place) : run_silently(flags, place);
 }
 
 }  // namespace
@@ -303,7 +416,11 @@ Verb add_train(CLI::App& app, const CommonOptions& common) {
   app.add_option("--overfit", flags->overfit, "train and evaluate on the first N pictures without augmentation")->check(whole_number(1));
   app.add_option("--freeze", flags->freeze, "regular expression of parameter names to leave untrained; repeatable")->take_all()->allow_extra_args(false);
   app.add_option("--max-skips", flags->max_skips, "steps in a row that may fail to be finite")->check(whole_number(0));
-  return [flags, &common] { return run_train(*flags, common); };
+  app.add_option("--accum", flags->accum, "micro-batches of a step on each rank, whose gradients are added")->check(whole_number(1, 4096));
+  app.add_option("--check-replicas", flags->check_replicas, "steps between comparisons of the ranks' states; 0: before saves and at the end only")->check(whole_number(0));
+  app.add_flag("--require-all-used", flags->require_all_used, "a parameter that no rank's loss reaches is an error");
+  add_rank_flags(app, flags->ranks);
+  return [flags, &common] { return take_part(*flags, common); };
 }
 
 }  // namespace detr::apps

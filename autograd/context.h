@@ -10,6 +10,8 @@
 
 namespace detr {
 
+class SharedStatistics;
+
 /// What every op is handed: a stream, a tape or none (inference), and whether the model trains.
 class Context {
  public:
@@ -23,12 +25,17 @@ class Context {
     Context context(stream_, nullptr, training_);
     context.made = made;
     context.after_op = after_op;
+    context.statistics = statistics;
     return context;
   }
 
   /// Where each tensor that is made in this context is listed, in order, null for nowhere (a debugging aid). Two passes over one
   /// model list tensors of the same shapes.
   std::vector<Tensor>* made = nullptr;
+
+  /// Where batch norms that take the statistics of the batch exchange them with other ranks (autograd/statistics.h); null where the
+  /// batch is this process's alone. Must outlive the backward pass.
+  SharedStatistics* statistics = nullptr;
 
   /// During an op's backward: whether what input i's destination holds is to be kept and added to. Only for inputs that the op named
   /// in GradientRules when it was recorded; the tape adds the others' contributions itself.

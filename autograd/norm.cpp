@@ -1,5 +1,6 @@
 #include "autograd/norm.h"
 
+#include "autograd/statistics.h"
 #include "kernels/batch_norm.h"
 #include "kernels/layer_norm.h"
 #include "kernels/pointwise.h"
@@ -8,8 +9,45 @@ namespace detr {
 
 using kernels::Activation;
 
+namespace {
+
+/// Batch norm over the rows of all ranks; `all` is by rank.
+Variable shared_batch_norm(Context& ctx, const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual,
+                           Activation activation, double eps, double momentum, RunningStats running) {
+  SharedStatistics& shared = *ctx.statistics;
+  const std::int64_t ranks = shared.ranks(), C = x.dim(-1);
+  const Tensor* added = residual.defined() ? &residual.value() : nullptr;
+  Tensor y = ctx.empty_like(x.value()), mean = ctx.empty_like(weight.value()), rstd = ctx.empty_like(weight.value());
+  Tensor moments = ctx.stream().empty({2, C}, DType::f64), all = ctx.stream().empty({ranks, 2, C}, DType::f64);
+  kernels::batch_norm_moments(ctx.stream(), x.value(), moments);
+  const int call = shared.gather_forward(ctx.stream(), moments, all);
+  kernels::batch_norm_combine(ctx.stream(), all, x.value().rows(), eps, momentum, running.mean, running.var, mean, rstd);
+  kernels::batch_norm_apply(ctx.stream(), x.value(), weight.value(), bias.value(), added, activation, mean, rstd, y);
+
+  const Tensor kept_residual = activation == Activation::silu ? residual.value() : Tensor();
+  const Tensor kept_y = activation == Activation::relu ? y : Tensor();
+  return ctx.record("batch_norm", {x, weight, bias, residual}, y,
+                    [x = x.value(), weight = weight.value(), bias = bias.value(), residual = kept_residual, y = kept_y, mean, rstd, activation,
+                     &shared, call](Context& c, const Tensor& dy, Wanted want) {
+                      Tensor *dx = want[0], *dresidual = want[3];
+                      const Tensor* added_before = residual.defined() ? &residual : nullptr;
+                      Tensor sums = dx ? c.stream().empty({2, x.dim(-1)}, DType::f64) : Tensor();
+                      kernels::batch_norm_backward_sums(c.stream(), dy, x, weight, bias, added_before, y, mean, rstd, activation,
+                                                        dx ? &sums : nullptr, want[1], want[2], dresidual);
+                      if (!dx) return;   // the same on all ranks
+                      Tensor all_sums = c.stream().empty({shared.ranks(), 2, x.dim(-1)}, DType::f64);
+                      shared.gather_backward(c.stream(), call, sums, all_sums);
+                      // The residual's gradient is that before the activation.
+                      kernels::batch_norm_backward_apply(c.stream(), dresidual ? *dresidual : dy, x, weight, bias, added_before, y, mean, rstd,
+                                                         dresidual ? Activation::none : activation, all_sums, *dx);
+                    });
+}
+
+}  // namespace
+
 Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual,
                     Activation activation, double eps, double momentum, bool batch_statistics, RunningStats running) {
+  if (batch_statistics && ctx.statistics) return shared_batch_norm(ctx, x, weight, bias, residual, activation, eps, momentum, running);
   Tensor y = ctx.empty_like(x.value()), mean = ctx.empty_like(weight.value()), rstd = ctx.empty_like(weight.value());
   const Tensor* added = residual.defined() ? &residual.value() : nullptr;
   if (batch_statistics) {

@@ -11,6 +11,10 @@ struct RunningStats {
 
 /// Batch norm with the residual (may be undefined) and activation that follow it. `batch_statistics`: normalise with the
 /// statistics of x and update `running`; otherwise with `running`. Shapes: kernels/batch_norm.h.
+///
+/// Where the context has SharedStatistics, the batch is that of all its ranks, each with as many rows as this one, and the result of each is
+/// what it would be in one process with all rows, its gradients those of the sum of all ranks' losses: of x and the residual whole, of weight
+/// and bias this rank's share, to be added up like any other parameter's.
 Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual,
                     kernels::Activation activation, double eps, double momentum, bool batch_statistics, RunningStats running);
 

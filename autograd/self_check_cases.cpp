@@ -1,5 +1,7 @@
 #include "autograd/self_check_cases.h"
 
+#include <memory>
+
 #include "autograd/attention.h"
 #include "autograd/conv2d.h"
 #include "autograd/detection.h"
@@ -8,6 +10,7 @@
 #include "autograd/norm.h"
 #include "autograd/pointwise.h"
 #include "autograd/spatial.h"
+#include "autograd/statistics.h"
 #include "runtime/error.h"
 
 namespace detr {
@@ -56,6 +59,25 @@ void add_products(std::vector<OpCase>& cases) {
   }
 }
 
+/// Two ranks with the same rows, whose joined statistics and gradients are those of one.
+class Twins final : public SharedStatistics {
+ public:
+  int ranks() const override { return 2; }
+  int gather_forward(const Stream& stream, const Tensor& mine, Tensor& all) override {
+    gather(stream, mine, all);
+    return 0;
+  }
+  void gather_backward(const Stream& stream, int, const Tensor& mine, Tensor& all) override { gather(stream, mine, all); }
+
+ private:
+  static void gather(const Stream& stream, const Tensor& mine, Tensor& all) {
+    for (int rank = 0; rank < 2; ++rank) {
+      Tensor part = all.view(rank * mine.numel(), mine.shape());
+      stream.copy(mine, part);
+    }
+  }
+};
+
 void add_norms(std::vector<OpCase>& cases) {
   for (const Activation act : {Activation::none, Activation::relu, Activation::silu}) {
     for (const bool batch : {true, false}) {
@@ -66,6 +88,17 @@ void add_norms(std::vector<OpCase>& cases) {
                          return batch_norm(c, in[0], in[1], in[2], in[3], act, 1e-5, 0.1, batch, {running[0], running[1]});
                        }});
     }
+  }
+  for (const Activation act : {Activation::relu, Activation::silu}) {
+    cases.push_back({concat("batch_norm, shared statistics, activation ", static_cast<int>(act)),
+                     {normals({2, 3, 2, 3}, 57), wide(uniforms({3}, 0.5, 1.5, 58)), wide(normals({3}, 59)), normals({2, 3, 2, 3}, 60)},
+                     {wide(normals({3}, 61)), wide(uniforms({3}, 0.5, 1.5, 62))},
+                     [act, twins = std::make_shared<Twins>()](Context& c, Inputs in, Constants running) {
+                       c.statistics = twins.get();
+                       const Variable y = batch_norm(c, in[0], in[1], in[2], in[3], act, 1e-5, 0.1, true, {running[0], running[1]});
+                       c.statistics = nullptr;
+                       return y;
+                     }});
   }
   cases.push_back({"layer_norm", {normals({3, 5}, 12), normals({3, 5}, 13), wide(normals({5}, 14)), wide(normals({5}, 15))}, {},
                    [](Context& c, Inputs in, Constants) { return layer_norm(c, in[0], in[1], in[2], in[3], 1e-5); }});

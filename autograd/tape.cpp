@@ -66,16 +66,20 @@ Variable Tape::record(const char* name, std::span<const Variable> inputs, const 
   return {y, append(std::move(node))};
 }
 
-void Tape::backward(Context& ctx, const Variable& loss, const std::function<void(const Parameter&)>& on_ready) {
+void Tape::backward(Context& ctx, const Variable& loss, const std::function<void(const Parameter&)>& on_ready, const std::function<void()>& on_counted) {
   DETR_CHECK(loss.value().numel() == 1, "backward: the loss must have one element, got ", loss.value());
   Tensor one = ctx.empty_like(loss.value());
   kernels::fill(ctx.stream(), 1.0, one);
-  backward(ctx, loss, one, on_ready);
+  backward(ctx, loss, one, on_ready, on_counted);
 }
 
-void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, const std::function<void(const Parameter&)>& on_ready) {
+void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, const std::function<void(const Parameter&)>& on_ready,
+                    const std::function<void()>& on_counted) {
   reached_.clear();
-  if (!output.wants_grad()) return;   // a constant: every parameter is missing
+  if (!output.wants_grad()) {   // a constant: every parameter is missing
+    if (on_counted) on_counted();
+    return;
+  }
   expect_like(output.value(), "backward: seed", seed, output.shape());
 
   // From the output, not from all nodes: what the output ignores must not be waited for. Counts the contributions that each
@@ -103,12 +107,14 @@ void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, co
   if (nodes_[last].is_parameter) {   // no op between: the seed is the parameter's one contribution
     const Node& leaf = nodes_[last];
     reached_.insert(leaf.parameter.index());
+    if (on_counted) on_counted();
     Tensor rows = rows_of(leaf.parameter.grad(), leaf.begin, leaf.end);
     if (claim_rows(leaf.parameter.state(), leaf.begin, leaf.end)) kernels::cast(ctx.stream(), seed, rows);
     else kernels::accumulate(ctx.stream(), seed, rows);
     if (on_ready) on_ready(leaf.parameter);
     return;
   }
+  if (on_counted) on_counted();
   nodes_[last].grad = seed;
   for (std::size_t i = last + 1; i-- > 0;) {
     Node& node = nodes_[i];

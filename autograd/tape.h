@@ -36,10 +36,11 @@ class Tape {
   /// Appends the node of an op; inputs that want no gradient are remembered as such.
   Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward, GradientRules rules = {});
 
-  /// Backward from a scalar with gradient 1, or from any variable with the gradient given. `on_ready` is called for each
-  /// parameter once its last contribution of this pass has been computed.
-  void backward(Context& ctx, const Variable& loss, const std::function<void(const Parameter&)>& on_ready = {});
-  void backward(Context& ctx, const Variable& output, const Tensor& seed, const std::function<void(const Parameter&)>& on_ready = {});
+  /// Backward from a scalar with gradient 1, or from any variable with the gradient given. `on_counted` is called before anything is
+  /// computed, when reached() is known, `on_ready` for each parameter once its last contribution of this pass has been computed.
+  void backward(Context& ctx, const Variable& loss, const std::function<void(const Parameter&)>& on_ready = {}, const std::function<void()>& on_counted = {});
+  void backward(Context& ctx, const Variable& output, const Tensor& seed, const std::function<void(const Parameter&)>& on_ready = {},
+                const std::function<void()>& on_counted = {});
 
   /// After backward: the gradient of an input(), undefined if the output does not depend on it.
   const Tensor& gradient(const Variable& input) const;

@@ -79,7 +79,7 @@ class Suite {
       measure(state, record);
     } catch (const std::exception& error) {
       record.check = {false, -1, error.what()};
-      if (!device_works()) device_fault_ = error.what();
+      if (device_fault_.empty() && !device_works()) device_fault_ = error.what();
     }
     if (record.cold.median <= 0) state.SkipWithError(record.check.fault.c_str());
     if (harness_ && device_fault_.empty()) harness_->free_memory();

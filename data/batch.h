@@ -24,12 +24,19 @@ struct Denoising {
   Tensor match;    ///< (N, Qcap) i64, index of the true box that a positive slot must find, -1 for all others
 };
 
+/// What ranks tell each other about a step: sums over the ranks, and the most boxes in one image.
+struct StepCounts {
+  std::int64_t images = 0, boxes = 0, largest = 0;
+  std::int64_t stops = 0;   ///< ranks that wish to stop before this step
+};
+
 /// What one training or evaluation step reads.
 struct Batch {
   Tensor images;   ///< (N, H, W, 3) u8, the pictures before the multi-scale resize
   std::int64_t size_h = 0, size_w = 0;   ///< what the step trains at: images are resized to it (nearest), then / 255
   Targets targets;
   Denoising denoising;
+  StepCounts agreed;       ///< of all ranks' batches of this step
   std::vector<std::int64_t> image_ids;                 ///< (N)
   std::vector<std::int64_t> orig_width, orig_height;   ///< (N) pixels of the shown pictures
 };

@@ -340,6 +340,7 @@ void Loader::Run::finish(std::int64_t step, Slot& slot) {
     counts.largest = std::max(counts.largest, boxes);
   }
   if (options.agree && !options.evaluation) counts = options.agree(epoch_, step, counts);
+  batch.agreed = counts;
   batch.targets = make_targets(targets, box_capacity(counts.largest), options.dtype);
   batch.denoising = make_denoising(batch.targets, options.denoising, keyed_draws(std::move(keys), options.denoising.num_classes),
                                    denoising_capacity(options.denoising.num_denoising, counts.largest), counts.largest);

@@ -31,11 +31,6 @@ struct SampleRecord {
   std::string draws;             ///< what the transforms drew, as text
 };
 
-/// What ranks tell each other about a step: sums over the ranks, and the most boxes in one image.
-struct StepCounts {
-  std::int64_t images = 0, boxes = 0, largest = 0;
-};
-
 struct LoaderOptions {
   std::vector<TransformOp> transforms;
   TransformPolicy policy;

@@ -6,14 +6,16 @@
 
 namespace detr::dist {
 
-Bucketer::Bucketer(Communicator& communicator, Layout layout, const Tensor& grads, const Stream& stream, std::int64_t extras, Milliseconds timeout)
-    : communicator_(&communicator), layout_(std::move(layout)), grads_(grads), stream_(stream.lasting()), timeout_(timeout) {
+Bucketer::Bucketer(Communicator& communicator, Layout layout, const Tensor& grads, const Stream& stream, BucketerOptions options)
+    : communicator_(&communicator), layout_(std::move(layout)), options_(std::move(options)), grads_(grads), stream_(stream.lasting()) {
   expect_tensor(grads, "bucketer: grads", grads, {layout_.total}, layout_.dtype);
   DETR_CHECK(grads.device() == stream.device(), "bucketer: grads on ", grads.device(), ", the stream on ", stream.device());
-  DETR_CHECK(extras >= 0 && timeout.count() > 0, "bucketer: ", extras, " extras, timeout ", timeout.count(), " ms");
-  trailer_ = stream_.zeros({count() + extras}, DType::f64);
-  sent_ = stream_.empty_host({count()}, DType::f64);
-  std::ranges::fill(sent_.span<double>(), -1.0);   // no real value: the first step copies
+  DETR_CHECK(options_.extras >= 0 && options_.slots_before >= 0 && options_.timeout.count() > 0, "bucketer: ", options_.extras, " extras, ", options_.slots_before,
+             " slots before, timeout ", options_.timeout.count(), " ms");
+  const std::vector<int>& before = options_.exchanges_before;
+  DETR_CHECK((before.empty() || before.size() == layout_.buckets.size()) && std::ranges::is_sorted(before) && (before.empty() || before.front() >= 0),
+             "bucketer: the exchanges before each of ", layout_.buckets.size(), " buckets must not fall");
+  trailer_ = stream_.zeros({count() + options_.extras}, DType::f64);
 }
 
 void Bucketer::begin(std::int64_t step) {
@@ -26,6 +28,7 @@ void Bucketer::begin(std::int64_t step) {
   waiting_.clear();
   for (const Bucket& bucket : layout_.buckets) waiting_.push_back(bucket.parameters.size());
   next_ = 0;
+  exchanges_ = 0;
   works_.clear();
 }
 
@@ -53,40 +56,66 @@ void Bucketer::mark(int parameter, Mark mark) {
              marks_[i] == Mark::missing ? " was reported missing" : " was reported complete", " before");
   marks_[i] = mark;
   --waiting_[static_cast<std::size_t>(layout_.bucket_of[i])];
-  while (next_ < waiting_.size() && waiting_[next_] == 0) issue_bucket();
+  issue_due();
+}
+
+void Bucketer::exchange(const std::function<void()>& issue) {
+  DETR_CHECK(in_step_, "bucketer: an exchange of backward outside of a step");
+  if (next_ < waiting_.size() && exchanges_before(next_) <= exchanges_) {
+    for (const int p : layout_.buckets[next_].parameters) {
+      DETR_CHECK(marks_[static_cast<std::size_t>(p)] != Mark::none, "bucketer: step ", step_, ": the gradient of ", layout_.parameters[static_cast<std::size_t>(p)].name,
+                 " is not complete before exchange ", exchanges_, " of backward, as it was when the order was fixed");
+    }
+  }
+  issue();
+  ++exchanges_;
+  issue_due();
+}
+
+void Bucketer::issue_due() {
+  while (next_ < waiting_.size() && waiting_[next_] == 0 && exchanges_before(next_) <= exchanges_) issue_bucket();
 }
 
 void Bucketer::issue(const Tensor& tensor, std::int64_t slot, const std::string& what) {
-  const auto tag = static_cast<std::uint64_t>(step_ * plan_length() + slot);
-  works_.push_back(communicator_->all_reduce_sum(stream_, tensor, {tag, concat(what, " of step ", step_)}));
+  works_.push_back(communicator_->all_reduce_sum(stream_, tensor, {tag(options_.slots_before + slot), concat(what, " of step ", step_)}));
 }
 
 void Bucketer::issue_bucket() {
-  const Bucket& bucket = layout_.buckets[next_];
-  issue(grads_.slice(bucket.begin, bucket.end), static_cast<std::int64_t>(next_), concat("bucket ", next_));
+  if (before_bucket) before_bucket(static_cast<int>(next_));
+  auto index = static_cast<int>(next_);
+  if (index == fault_.swap_a) index = fault_.swap_b;
+  else if (index == fault_.swap_b) index = fault_.swap_a;
+  DETR_CHECK(index >= 0 && index < std::ssize(layout_.buckets), "bucketer: there is no bucket ", index, " to send in place of ", next_);
+  const Bucket& bucket = layout_.buckets[static_cast<std::size_t>(index)];
+  const std::int64_t end = index == fault_.shorten ? (bucket.begin + bucket.end) / 2 : bucket.end;
+  issue(grads_.slice(bucket.begin, end), index, concat("bucket ", index));
   ++next_;
 }
 
-/// The used bits go to the trailer. Their copy on the host is left alone where it has them already: copies that are under way, and
-/// captured graphs, read it.
+/// The used bits go to the trailer, on a GPU from a copy that the device has: few patterns occur, and a captured step may not read memory
+/// of the host that another step writes.
 void Bucketer::write_used() {
-  const auto sent = sent_.span<double>();
-  if (!std::ranges::equal(sent, used_)) {
-    copied_.wait();
-    std::ranges::copy(used_, sent.begin());
-  }
+  if (stream_.is_planning()) return;
   Tensor to = used();
-  stream_.copy(sent_, to);
-  copied_ = stream_.record();
+  if (stream_.device().is_cpu()) {
+    std::ranges::copy(used_, to.span<double>().begin());
+    return;
+  }
+  Tensor& bits = used_on_device_[used_];
+  if (!bits.defined()) {
+    bits = stream_.to_device(host_tensor<double>({count()}, used_));
+    stream_.wait();   // the host's tensor goes
+  }
+  stream_.copy(bits, to);
 }
 
 void Bucketer::finish() {
   DETR_CHECK(in_step_, "bucketer: finish() without begin()");
-  in_step_ = false;
   while (next_ < layout_.buckets.size()) issue_bucket();
+  in_step_ = false;
   write_used();
-  issue(trailer_, plan_length() - 1, "trailer");
-  const Clock::time_point deadline = Clock::now() + timeout_;
+  issue(trailer_, static_cast<std::int64_t>(layout_.buckets.size()), "trailer");
+  const Clock::time_point deadline = Clock::now() + options_.timeout;
   for (const std::shared_ptr<Work>& work : works_) work->wait(stream_, deadline);
   works_.clear();
 }

@@ -1,208 +1,354 @@
 #include "dist/control.h"
 
 #include <poll.h>
+#include <unistd.h>
 
-#include <cstring>
-#include <optional>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
 
+#include "dist/messages.h"
 #include "runtime/error.h"
 #include "runtime/text.h"
 
 namespace detr::dist {
 namespace {
 
-constexpr std::size_t kMaxGreeting = 512, kMaxPart = std::size_t{64} << 20U, kMaxStrangers = 64;
+constexpr Milliseconds kLastWord{200};     // for the last message of a rank to go out
+constexpr Milliseconds kHubMargin{2000};   // after a deadline, for the hub to say who is missing
 
-std::string greeting_of(const Meeting& meeting) { return concat("detrtrain 1\n", meeting.size, "\n", meeting.token, "\n", meeting.rank); }
-
-/// "rank 2", "ranks 2, 5"; of all for which `missing` holds.
-template <class Missing>
-std::string ranks_text(int size, const Missing& missing) {
-  std::string list;
-  int count = 0;
-  for (int r = 0; r < size; ++r) {
-    if (!missing(r)) continue;
-    list += concat(count++ == 0 ? "" : ", ", r);
-  }
-  return concat(count == 1 ? "rank " : "ranks ", list);
-}
-
-std::string join_parts(const std::vector<std::string>& parts) {
-  std::string all;
-  for (const std::string& part : parts) {
-    const std::uint64_t length = part.size();
-    all.append(reinterpret_cast<const char*>(&length), sizeof length);
-    all += part;
-  }
-  return all;
-}
-
-/// The inverse, for `count` parts; nothing if the bytes do not hold them exactly.
-std::optional<std::vector<std::string>> split_parts(std::string_view all, int count) {
-  std::vector<std::string> parts;
-  for (int i = 0; i < count; ++i) {
-    std::uint64_t length = 0;
-    if (all.size() < sizeof length) return std::nullopt;
-    std::memcpy(&length, all.data(), sizeof length);
-    all.remove_prefix(sizeof length);
-    if (all.size() < length) return std::nullopt;
-    parts.emplace_back(all.substr(0, length));
-    all.remove_prefix(length);
-  }
-  return all.empty() ? std::make_optional(std::move(parts)) : std::nullopt;
+std::string own_host() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
 }
 
 }  // namespace
 
-std::shared_ptr<Control> Control::host(const Meeting& meeting, const Listener& listener) {
-  DETR_CHECK(meeting.size >= 1 && meeting.rank == 0, "control: rank 0 is the hub, got rank ", meeting.rank, " of ", meeting.size);
-  std::shared_ptr<Control> made(new Control(meeting));
-  made->welcome(listener);
-  return made;
-}
+/// The thread reads, beats and sends what did not fit at once; callers send what they can themselves.
+struct Control::State {
+  State(Socket s, ControlOptions o) : options(std::move(o)), socket(std::move(s)), reader((kMaxPart + sizeof(std::uint64_t)) * static_cast<std::size_t>(options.size) + 64) {}
 
-std::shared_ptr<Control> Control::join(const Meeting& meeting) {
-  DETR_CHECK(meeting.rank >= 1 && meeting.rank < meeting.size, "control: rank ", meeting.rank, " of ", meeting.size, " cannot join");
-  const Clock::time_point deadline = Clock::now() + meeting.timeout;
-  std::shared_ptr<Control> made(new Control(meeting));
-  try {
-    made->peers_[0] = connect_to(meeting.host, meeting.port, deadline);
-  } catch (const CommError& error) {
-    made->give_up("control", error.what());
-  }
-  if (!made->peers_[0].write(encode({Frame::Kind::hello, greeting_of(meeting)}), deadline)) made->give_up("control", "the hub at rank 0 closed the connection");
-  made->all_gather("", "control", deadline);
-  return made;
-}
+  void serve();
+  bool take(const Frame& frame);
+  void end(Failure failure);
+  bool beat();
+  void push(Frame::Kind kind, const std::string& bytes);
+  bool last_word(std::unique_lock<std::mutex>& lock, Frame::Kind kind, const std::string& bytes);
+  Reply exchange(bool to_root, std::string_view bytes, const std::string& phase, Clock::time_point deadline, Line line);
+  std::string place() const;
+  void move() noexcept;
 
-bool Control::admit(Socket& socket, const std::string& greeting) {
-  for (int r = 1; r < meeting_.size; ++r) {
-    Meeting wanted = meeting_;
-    wanted.rank = r;
-    if (greeting != greeting_of(wanted)) continue;
-    Socket& place = peers_[static_cast<std::size_t>(r)];
-    if (!place.open()) {
-      place = std::move(socket);
-      return true;
-    }
-    static_cast<void>(socket.write(encode({Frame::Kind::fail, concat("there is a rank ", r, " already")}), Clock::now() + Milliseconds(100)));
-  }
-  return false;
-}
-
-void Control::welcome(const Listener& listener) {
-  struct Stranger {
-    Socket socket;
-    FrameReader reader{kMaxGreeting};
+  const ControlOptions options;
+  Socket socket;
+  FrameReader reader;
+  Wake wake;
+  mutable std::mutex mutex;
+  mutable std::condition_variable changed;
+  Outbox out;
+  struct Call {
+    bool waiting = false, cancelled = false;
+    std::uint32_t number = 0;   // of the last request
+    std::string phase;
+    std::optional<Reply> reply;
   };
-  const Clock::time_point deadline = Clock::now() + meeting_.timeout;
-  std::vector<Stranger> strangers;
-  for (int come = 1; come < meeting_.size;) {
-    std::vector<pollfd> wanted{{listener.socket().descriptor(), POLLIN, 0}};
-    for (const Stranger& s : strangers) wanted.push_back({s.socket.descriptor(), POLLIN, 0});
-    static_cast<void>(::poll(wanted.data(), wanted.size(), poll_time(deadline)));
-    if (Clock::now() >= deadline) {
-      const std::string late = ranks_text(meeting_.size, [&](int r) { return r > 0 && !peers_[static_cast<std::size_t>(r)].open(); });
-      give_up("control", concat(late, " did not come within ", meeting_.timeout.count(), " ms"));
-    }
-    std::erase_if(strangers, [&](Stranger& s) {
-      const FrameReader::State state = s.reader.pump(s.socket);
-      if (state == FrameReader::State::more) return false;
-      if (state == FrameReader::State::whole && s.reader.frame().kind == Frame::Kind::hello && admit(s.socket, s.reader.frame().bytes)) ++come;
-      return true;
-    });
-    for (Socket next = listener.accept(); next.open(); next = listener.accept()) {
-      if (strangers.size() >= kMaxStrangers) strangers.erase(strangers.begin());   // the one that has been silent for longest
-      strangers.push_back({std::move(next)});
-    }
-  }
-  all_gather("", "control", deadline);
+  std::array<Call, 2> calls;
+  bool welcome = false, over = false, closing = false, left = false;   // over: nothing more is read or sent
+  std::string refused, failed;                                         // failed: what calls throw
+  std::optional<Failure> verdict;
+  std::thread thread;
+
+  std::atomic<bool> stop{false}, wish{false};
+  std::atomic<std::uint64_t> progress{0};
+  std::atomic<Clock::duration::rep> moved{Clock::now().time_since_epoch().count()};
+  mutable std::mutex place_mutex;   // of the three below; held for a copy
+  std::array<char, 64> phase{"start"};
+  std::int64_t step = -1;
+  Waits waits = Waits::nobody;
+};
+
+void Control::State::move() noexcept {
+  moved.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  progress.fetch_add(1, std::memory_order_relaxed);
 }
 
-std::vector<std::string> Control::all_gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
-  DETR_CHECK(bytes.size() <= kMaxPart, "control, ", phase, ": ", bytes.size(), " bytes, at most ", kMaxPart);
+std::string Control::State::place() const {
+  const std::lock_guard lock(place_mutex);
+  return place_text(step, phase.data());
+}
+
+/// Sends at once what the socket takes; the thread does the rest. With the lock held.
+void Control::State::push(Frame::Kind kind, const std::string& bytes) {
+  if (over) return;
+  out.push(encode({kind, bytes}));
+  static_cast<void>(out.flush(socket));   // an error shows up where the thread reads
+  if (!out.empty()) wake.signal();
+}
+
+/// Sends and waits a little for it to be gone; false if it is not.
+bool Control::State::last_word(std::unique_lock<std::mutex>& lock, Frame::Kind kind, const std::string& bytes) {
+  push(kind, bytes);
+  return changed.wait_for(lock, kLastWord, [&] { return out.empty() || over; });
+}
+
+/// The job has ended: the hub says so, or is gone.
+void Control::State::end(Failure failure) {
+  bool tell = false;
   {
-    const std::lock_guard lock(mutex_);
-    if (!failed_.empty()) throw CommError(failed_);
+    const std::lock_guard lock(mutex);
+    over = true;
+    tell = welcome && !left && !closing && options.on_abort;
+    changed.notify_all();
   }
-  if (rank() == 0) return gather(bytes, phase, deadline);
-  std::optional<std::vector<std::string>> parts = split_parts(reply_of_hub(bytes, phase, deadline), size());
-  if (!parts) give_up(phase, "the hub's reply is no list of parts");
-  return *std::move(parts);
+  if (tell) options.on_abort(failure);
+  const std::lock_guard lock(mutex);
+  if (failed.empty()) failed = failure.text;
+  verdict = std::move(failure);
+  changed.notify_all();
 }
 
-std::vector<std::string> Control::gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
-  std::vector<FrameReader> readers(peers_.size(), FrameReader(kMaxPart));
-  std::vector<bool> here(peers_.size(), false);
-  here[0] = true;
-  for (int left = size() - 1; left > 0;) {
-    std::vector<pollfd> wanted;
-    for (std::size_t r = 1; r < peers_.size(); ++r) {
-      if (!here[r]) wanted.push_back({peers_[r].descriptor(), POLLIN, 0});
-    }
-    if (::poll(wanted.data(), wanted.size(), poll_time(deadline)) == 0) {
-      give_up(phase, concat(ranks_text(size(), [&](int r) { return !here[static_cast<std::size_t>(r)]; }), " did not come in time"));
-    }
-    for (std::size_t r = 1; r < peers_.size(); ++r) {
-      if (here[r]) continue;
-      const FrameReader::State state = readers[r].pump(peers_[r]);
-      if (state == FrameReader::State::more) continue;
-      if (state != FrameReader::State::whole) give_up(phase, concat("rank ", r, state == FrameReader::State::closed ? " closed its connection" : " sent what is no message"));
-      if (readers[r].frame().kind == Frame::Kind::fail) give_up(phase, readers[r].frame().bytes);
-      here[r] = true;
-      --left;
-    }
+/// False if the frame is none that a hub sends.
+bool Control::State::take(const Frame& frame) {
+  if (frame.kind == Frame::Kind::fail) {
+    std::optional<Failure> failure = parse_failure(frame.bytes);
+    if (failure) end(*std::move(failure));
+    return failure.has_value();
   }
-  std::vector<std::string> parts{std::string(bytes)};
-  for (std::size_t r = 1; r < peers_.size(); ++r) parts.push_back(readers[r].frame().bytes);
-  const std::string reply = encode({Frame::Kind::data, join_parts(parts)});
-  for (std::size_t r = 1; r < peers_.size(); ++r) {
-    if (!peers_[r].write(reply, deadline)) give_up(phase, concat("rank ", r, " closed its connection or does not read"));
+  const std::lock_guard lock(mutex);
+  if (frame.kind == Frame::Kind::welcome) {
+    welcome = true;
+  } else if (frame.kind == Frame::Kind::refuse) {
+    refused = escape_control(frame.bytes);
+    over = true;
+  } else if (frame.kind == Frame::Kind::stop) {
+    stop.store(true);
+  } else if (frame.kind == Frame::Kind::reply) {
+    std::optional<Reply> reply = parse_reply(frame.bytes, options.size);
+    if (!reply) return false;
+    Call& call = calls[static_cast<std::size_t>(reply->request.line)];
+    // A reply to a call that was cancelled comes too late.
+    if (call.waiting && call.number == reply->request.number) call.reply = std::move(reply);
+  } else {
+    return false;
   }
-  return parts;
+  changed.notify_all();
+  return true;
 }
 
-std::string Control::reply_of_hub(std::string_view bytes, const std::string& phase, Clock::time_point deadline) {
-  // A hub that has gone may have said why: what it sent is read even where writing fails.
-  const bool sent = peers_[0].write(encode({Frame::Kind::data, std::string(bytes)}), deadline);
-  FrameReader reader((kMaxPart + sizeof(std::uint64_t)) * peers_.size());
+/// With the lock held. Skipped while the hub does not read what it was sent before.
+bool Control::State::beat() {
+  if (!welcome || left || !out.empty()) return false;
+  Beat beat;
+  beat.progress = progress.load(std::memory_order_relaxed);
+  const Clock::time_point last{Clock::duration(moved.load(std::memory_order_relaxed))};
+  beat.age = std::chrono::duration_cast<Milliseconds>(Clock::now() - last).count();
+  {
+    const std::lock_guard place_lock(place_mutex);
+    beat.step = step;
+    beat.phase = phase.data();
+    beat.waiting = waits == Waits::peers || (waits == Waits::loader && calls[1].waiting);
+  }
+  if (calls[0].waiting) {
+    beat.waiting = true;
+    beat.phase = calls[0].phase;
+  }
+  push(Frame::Kind::beat, bytes_of(beat));
+  return true;
+}
+
+void Control::State::serve() {
+  const Milliseconds interval = beat_interval(options.timeout);
+  Clock::time_point next_beat = Clock::now();
+  bool wish_sent = false;
   while (true) {
-    const FrameReader::State state = reader.pump(peers_[0]);
-    if (state == FrameReader::State::whole) break;
-    if (state == FrameReader::State::bad) give_up(phase, "rank 0 sent what is no message");
-    if (state == FrameReader::State::closed || !sent) give_up(phase, "rank 0 closed its connection");
-    pollfd wanted{peers_[0].descriptor(), POLLIN, 0};
-    if (::poll(&wanted, 1, poll_time(deadline)) == 0) give_up(phase, "no reply of rank 0 in time");
+    std::array<pollfd, 2> wanted{{{socket.descriptor(), POLLIN, 0}, {wake.descriptor(), POLLIN, 0}}};
+    {
+      const std::lock_guard lock(mutex);
+      if (closing || over) return;
+      if (wish.load() && !wish_sent && welcome) {
+        wish_sent = true;
+        push(Frame::Kind::stop, {});
+      }
+      if (Clock::now() >= next_beat) {
+        static_cast<void>(beat());
+        next_beat = Clock::now() + (welcome ? interval : Milliseconds(5));
+      }
+      if (!out.empty()) wanted[0].events |= POLLOUT;
+    }
+    static_cast<void>(::poll(wanted.data(), wanted.size(), poll_time(next_beat)));
+    wake.clear();
+    for (bool more = true; more;) {
+      switch (reader.pump(socket)) {
+        case FrameReader::State::more: more = false; break;
+        case FrameReader::State::whole:
+          if (take(reader.take())) break;
+          [[fallthrough]];
+        case FrameReader::State::bad:
+        case FrameReader::State::closed:
+          return end({-1, kPeerCode, concat("rank ", options.rank, ": the hub of the job is gone", place())});
+      }
+      const std::lock_guard lock(mutex);
+      if (over) return;
+    }
+    const std::lock_guard lock(mutex);
+    if (!out.empty() && out.flush(socket) && out.empty()) changed.notify_all();
   }
-  if (reader.frame().kind == Frame::Kind::fail) give_up(phase, reader.frame().bytes);
-  return reader.frame().bytes;
+}
+
+Control::Control(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+std::shared_ptr<Control> Control::over(Socket socket, ControlOptions options) {
+  DETR_CHECK(options.size >= 1 && options.rank >= 0 && options.rank < options.size, "control: rank ", options.rank, " of ", options.size);
+  DETR_CHECK(options.timeout.count() > 0, "control: the timeout must be positive");
+  socket.expect_signs(options.timeout);
+  const Clock::time_point deadline = Clock::now() + options.start_timeout;
+  const int rank = options.rank;
+  std::shared_ptr<Control> made(new Control(std::make_unique<State>(std::move(socket), std::move(options))));
+  State& state = *made->state_;
+  try {
+    state.thread = std::thread([&state] { state.serve(); });
+  } catch (const std::system_error& error) {
+    throw CommError("rank ", rank, ": control: no thread: ", error.what());
+  }
+  std::unique_lock lock(state.mutex);
+  state.push(Frame::Kind::hello, bytes_of(Greeting{rank, state.options.size, ::getpid(), state.options.token, own_host()}));
+  state.changed.wait_until(lock, deadline, [&] { return state.welcome || !state.refused.empty() || state.verdict; });
+  if (!state.refused.empty()) throw ConfigError("rank ", rank, ": refused: ", state.refused);
+  if (state.verdict && state.verdict->rank < 0 && !state.welcome) throw CommError("rank ", rank, ": control: the hub closed the connection");
+  if (state.verdict) throw CommError(state.verdict->text);
+  if (!state.welcome) throw CommError("rank ", rank, ": control: no welcome of the hub in time");
+  return made;
+}
+
+std::shared_ptr<Control> Control::connect(const std::string& host, int port, ControlOptions options) {
+  const Clock::time_point start = Clock::now();
+  Socket socket;
+  try {
+    socket = connect_to(host, port, start + options.start_timeout);
+  } catch (const CommError& error) {
+    throw CommError("rank ", options.rank, ": control: ", error.what());
+  }
+  options.start_timeout -= std::min(options.start_timeout, std::chrono::floor<Milliseconds>(Clock::now() - start));
+  return over(std::move(socket), std::move(options));
+}
+
+Control::~Control() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closing = true;
+  }
+  state_->wake.signal();
+  if (state_->thread.joinable()) state_->thread.join();
+}
+
+int Control::rank() const { return state_->options.rank; }
+int Control::size() const { return state_->options.size; }
+Milliseconds Control::timeout() const { return state_->options.timeout; }
+
+Reply Control::State::exchange(bool to_root, std::string_view bytes, const std::string& name, Clock::time_point deadline, Line line) {
+  DETR_CHECK(bytes.size() <= kMaxPart, "control, ", name, ": ", bytes.size(), " bytes, at most ", kMaxPart);
+  DETR_CHECK(name.size() <= kMaxPhase, "control: the name of an exchange has ", name.size(), " bytes, at most ", kMaxPhase);
+  Call& call = calls[static_cast<std::size_t>(line)];
+  std::unique_lock lock(mutex);
+  DETR_CHECK(!left, "control, ", name, ": this rank has left");
+  DETR_CHECK(!call.waiting, "control, ", name, ": another thread waits on this line");
+  if (!failed.empty()) throw CommError(escape_control(failed));
+  if (call.cancelled) throw CommError("rank ", options.rank, ": ", name, ": cancelled");
+  if (line == Line::main) move();
+  call.reply.reset();
+  call.phase = name;
+  call.waiting = true;
+  const Milliseconds time_left(poll_time(deadline));
+  push(Frame::Kind::exchange, bytes_of(Request{line, to_root, ++call.number, time_left.count(), name, std::string(bytes)}));
+  // The hub keeps the deadline, since it knows who is missing. That it says nothing at all is the last resort.
+  const bool in_time = changed.wait_for(lock, time_left + kHubMargin, [&] { return call.reply || call.cancelled || !failed.empty(); });
+  call.waiting = false;
+  if (line == Line::main) move();
+  if (call.reply) return *std::move(call.reply);
+  if (!failed.empty()) throw CommError(escape_control(failed));
+  push(Frame::Kind::cancel, bytes_of(Cancel{line, call.number}));
+  if (in_time) throw CommError("rank ", options.rank, ": ", name, ": cancelled");
+  failed = concat("rank ", options.rank, ": ", name, ": no word of the hub in time");
+  push(Frame::Kind::fail, bytes_of(Failure{options.rank, kPeerCode, failed}));
+  throw CommError(failed);
+}
+
+std::vector<std::string> Control::all_gather(std::string_view bytes, const std::string& phase, Clock::time_point deadline, Line line) {
+  Reply reply = state_->exchange(false, bytes, phase, deadline, line);
+  if (reply.parts.empty()) throw CommError("rank ", rank(), ": ", phase, ": the hub's reply has no parts");
+  return std::move(reply.parts);
+}
+
+std::vector<std::string> Control::gather_to_root(std::string_view bytes, const std::string& phase, Clock::time_point deadline, Line line) {
+  return state_->exchange(true, bytes, phase, deadline, line).parts;
+}
+
+void Control::cancel(Line line) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  state_->calls[static_cast<std::size_t>(line)].cancelled = true;
+  state_->changed.notify_all();
+}
+
+void Control::reopen(Line line) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  state_->calls[static_cast<std::size_t>(line)].cancelled = false;
+}
+
+void Control::enter(std::string_view phase, std::int64_t step, Waits waits) noexcept {
+  {
+    const std::lock_guard lock(state_->place_mutex);
+    const std::size_t length = std::min(phase.size(), state_->phase.size() - 1);
+    std::copy_n(phase.data(), length, state_->phase.data());
+    state_->phase[length] = '\0';
+    state_->step = step;
+    state_->waits = waits;
+  }
+  state_->move();
+}
+
+void Control::tick() noexcept { state_->move(); }
+
+bool Control::stop_wished() const noexcept { return state_->stop.load(std::memory_order_relaxed); }
+
+void Control::wish_stop() noexcept {
+  state_->stop.store(true);
+  state_->wish.store(true);
+  state_->wake.signal();
+}
+
+void Control::fail(int code, const std::string& text) noexcept {
+  try {
+    std::unique_lock lock(state_->mutex);
+    if (!state_->failed.empty() || state_->left) return;
+    state_->failed = text.empty() ? concat("rank ", rank(), ": failed") : text;
+    state_->changed.notify_all();
+    static_cast<void>(state_->last_word(lock, Frame::Kind::fail, bytes_of(Failure{rank(), code, state_->failed})));
+  } catch (const std::exception&) {   // no memory left for the message: the hub sees the connection close
+  }
+}
+
+void Control::leave() noexcept {
+  try {
+    std::unique_lock lock(state_->mutex);
+    if (state_->left || !state_->failed.empty()) return;
+    state_->left = true;
+    static_cast<void>(state_->last_word(lock, Frame::Kind::bye, {}));
+  } catch (const std::exception&) {   // as above
+  }
 }
 
 std::string Control::lost_peer() const {
-  for (std::size_t r = 0; r < peers_.size(); ++r) {
-    if (!peers_[r].open()) continue;
-    pollfd state{peers_[r].descriptor(), POLLRDHUP, 0};
-    if (::poll(&state, 1, 0) > 0) return concat("rank ", r, " closed its control connection");
-  }
-  return {};
+  const std::lock_guard lock(state_->mutex);
+  return escape_control(state_->verdict ? state_->verdict->text : state_->failed);
 }
 
-void Control::give_up(const std::string& phase, const std::string& why) {
-  // A reason that came from another rank names that rank and its phase already.
-  fail(why.starts_with("rank ") && why.find(": ") != std::string::npos ? why : concat("rank ", rank(), ": ", phase, ": ", why));
-  const std::lock_guard lock(mutex_);
-  throw CommError(escape_control(failed_));
-}
-
-void Control::fail(const std::string& reason) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!failed_.empty()) return;
-  failed_ = reason.empty() ? "closed" : reason;
-  const std::string frame = encode({Frame::Kind::fail, failed_.substr(0, kMaxGreeting)});
-  for (const Socket& peer : peers_) {
-    if (peer.open()) static_cast<void>(peer.write(frame, Clock::now() + Milliseconds(50)));
-    peer.shut();
-  }
+std::optional<Failure> Control::verdict(Clock::time_point deadline) const {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait_until(lock, deadline, [&] { return state_->verdict.has_value(); });
+  return state_->verdict;
 }
 
 }  // namespace detr::dist

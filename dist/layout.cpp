@@ -25,7 +25,7 @@ Layout make_layout(std::vector<ParameterSpec> parameters, const BucketCaps& caps
     layout.buckets.push_back(open);
     open = {layout.total, layout.total, {}};
   };
-  for (std::size_t i = parameters.size(); i-- > 0;) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
     layout.offsets[i] = layout.total;
     layout.bucket_of[i] = static_cast<int>(layout.buckets.size());
     layout.total += (parameters[i].shape.numel() + unit - 1) / unit * unit;

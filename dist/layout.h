@@ -31,15 +31,15 @@ struct Bucket {
 /// Where each gradient lies in the flat buffer, and which slices are summed as one.
 struct Layout {
   DType dtype = DType::f32;
-  std::vector<ParameterSpec> parameters;   ///< in order of registration
+  std::vector<ParameterSpec> parameters;   ///< in the buffer's order
   std::vector<std::int64_t> offsets;       ///< first element, by parameter
   std::vector<int> bucket_of;              ///< by parameter
   std::vector<Bucket> buckets;             ///< together the whole buffer, without gaps
   std::int64_t total = 0;                  ///< elements of the buffer
 };
 
-/// A pure function of its arguments: walks the parameters in reverse order of registration (roughly the order in which backward makes the
-/// gradients), each from a multiple of 256 bytes on, whole, and closes a bucket once it has reached its cap.
+/// A pure function of its arguments: lays the parameters out in the order given (roughly that in which backward makes their gradients:
+/// reverse order of registration), each from a multiple of 256 bytes on, whole, and closes a bucket once it has reached its cap.
 /// Throws InvalidArgument if names repeat, dtypes differ or are not f32, f64 or bf16, or a cap is not positive.
 Layout make_layout(std::vector<ParameterSpec> parameters, const BucketCaps& caps = {});
 

@@ -14,7 +14,7 @@ void Manifest::add(const Layout& layout) {
   for (std::size_t i = 0; i < layout.parameters.size(); ++i) add(concat("parameter ", i, " ", layout.parameters[i].name), concat(layout.parameters[i].shape));
   for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
     const Bucket& bucket = layout.buckets[b];
-    add(concat("bucket ", b), concat("elements ", bucket.begin, " to ", bucket.end, ", parameters ", bucket.parameters.back(), " to ", bucket.parameters.front()));
+    add(concat("bucket ", b), concat("elements ", bucket.begin, " to ", bucket.end, ", parameters ", bucket.parameters.front(), " to ", bucket.parameters.back()));
   }
 }
 

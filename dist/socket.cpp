@@ -1,9 +1,11 @@
 #include "dist/socket.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "runtime/error.h"
@@ -81,23 +84,25 @@ Socket::~Socket() {
   if (open()) static_cast<void>(::close(descriptor_));
 }
 
-void Socket::shut() const noexcept {
-  if (open()) static_cast<void>(::shutdown(descriptor_, SHUT_RDWR));
+Socket Socket::adopt(int descriptor) {
+  int kind = 0;
+  socklen_t length = sizeof kind;
+  if (getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &kind, &length) != 0 || kind != SOCK_STREAM) throw CommError("descriptor ", descriptor, " is no stream socket");
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 || ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) {
+    throw CommError("descriptor ", descriptor, ": ", std::strerror(errno));
+  }
+  return Socket(descriptor);
 }
 
-bool Socket::write(const std::string& bytes, Clock::time_point deadline) const {
-  for (std::size_t sent = 0; sent < bytes.size();) {
-    const ssize_t count = ::send(descriptor_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (count > 0) {
-      sent += static_cast<std::size_t>(count);
-    } else if (count < 0 && errno == EAGAIN) {
-      pollfd wanted{descriptor_, POLLOUT, 0};
-      if (::poll(&wanted, 1, poll_time(deadline)) == 0) return false;
-    } else if (count == 0 || errno != EINTR) {
-      return false;
-    }
+void Socket::keep_on_exec() const noexcept { static_cast<void>(::fcntl(descriptor_, F_SETFD, 0)); }
+
+void Socket::expect_signs(Milliseconds timeout) const noexcept {
+  const int on = 1, ms = static_cast<int>(std::clamp<std::int64_t>(timeout.count(), 1, 1 << 30)), seconds = std::max(1, ms / 4000), tries = 3;
+  for (const auto& [level, option, value] : {std::tuple{SOL_SOCKET, SO_KEEPALIVE, &on}, {IPPROTO_TCP, TCP_KEEPIDLE, &seconds}, {IPPROTO_TCP, TCP_KEEPINTVL, &seconds},
+                                             {IPPROTO_TCP, TCP_KEEPCNT, &tries}, {IPPROTO_TCP, TCP_USER_TIMEOUT, &ms}}) {
+    static_cast<void>(setsockopt(descriptor_, level, option, value, sizeof *value));
   }
-  return true;
 }
 
 Listener::Listener(const std::string& host, int port) {
@@ -123,16 +128,26 @@ Socket Listener::accept() const {
 Socket connect_to(const std::string& host, int port, Clock::time_point deadline) {
   const Addresses addresses(host, port, 0);
   while (true) {
-    Socket socket = make_socket(addresses.first());
-    const int status = ::connect(socket.descriptor(), addresses.first().ai_addr, addresses.first().ai_addrlen);
-    if (status == 0 || (errno == EINPROGRESS && finish_connecting(socket, deadline))) {
-      without_delay(socket);
-      return socket;
+    int error = 0;
+    for (const addrinfo* address = &addresses.first(); address != nullptr; address = address->ai_next) {
+      Socket socket = make_socket(*address);
+      const int status = ::connect(socket.descriptor(), address->ai_addr, address->ai_addrlen);
+      // One address that swallows packets must not use up the time of the others.
+      if (status == 0 || (errno == EINPROGRESS && finish_connecting(socket, std::min(deadline, Clock::now() + Milliseconds(3000))))) {
+        without_delay(socket);
+        return socket;
+      }
+      error = errno;
     }
-    const int error = errno;
     if (Clock::now() >= deadline) throw CommError("cannot connect to ", host, ":", port, ": ", std::strerror(error));
     std::this_thread::sleep_for(std::min<Clock::duration>(Milliseconds(20), deadline - Clock::now()));
   }
+}
+
+std::pair<Socket, Socket> socket_pair() {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) != 0) throw CommError("socketpair: ", std::strerror(errno));
+  return {Socket(ends[0]), Socket(ends[1])};
 }
 
 int poll_time(Clock::time_point deadline) {
@@ -140,15 +155,33 @@ int poll_time(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
 }
 
-std::string encode(const Frame& frame) {
-  const auto kind = static_cast<std::uint32_t>(frame.kind);
-  const std::uint64_t length = frame.bytes.size();
+Wake::Wake() : socket_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!socket_.open()) throw CommError("eventfd: ", std::strerror(errno));
+}
+
+void Wake::signal() const noexcept {
+  const int before = errno;   // a signal handler must leave it alone
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(socket_.descriptor(), &one, sizeof one));
+  errno = before;
+}
+
+void Wake::clear() const noexcept {
+  std::uint64_t count = 0;
+  static_cast<void>(!::read(socket_.descriptor(), &count, sizeof count));
+}
+
+std::string encode_head(Frame::Kind kind, std::size_t length) {
+  const auto number = static_cast<std::uint32_t>(kind);
+  const std::uint64_t bytes = length;
   std::string out(kHeaderBytes, '\0');
   std::memcpy(out.data(), &kMagic, 4);
-  std::memcpy(out.data() + 4, &kind, 4);
-  std::memcpy(out.data() + 8, &length, 8);
-  return out + frame.bytes;
+  std::memcpy(out.data() + 4, &number, 4);
+  std::memcpy(out.data() + 8, &bytes, 8);
+  return out;
 }
+
+std::string encode(const Frame& frame) { return encode_head(frame.kind, frame.bytes.size()) + frame.bytes; }
 
 bool FrameReader::take_header() {
   std::uint32_t magic = 0, kind = 0;
@@ -156,14 +189,14 @@ bool FrameReader::take_header() {
   std::memcpy(&magic, header_.data(), 4);
   std::memcpy(&kind, header_.data() + 4, 4);
   std::memcpy(&length, header_.data() + 8, 8);
-  if (magic != kMagic || kind < 1 || kind > 3 || length > cap_) return false;
+  if (magic != kMagic || kind < 1 || kind > static_cast<std::uint32_t>(Frame::Kind::bye) || length > cap_) return false;
   frame_.kind = static_cast<Frame::Kind>(kind);
   wanted_ = length;
   return true;
 }
 
 FrameReader::State FrameReader::pump(const Socket& socket) {
-  std::array<char, 65536> chunk{};
+  std::array<char, 16384> chunk;
   while (true) {
     const bool in_header = header_.size() < kHeaderBytes;
     const std::size_t left = in_header ? kHeaderBytes - header_.size() : wanted_ - frame_.bytes.size();
@@ -175,6 +208,25 @@ FrameReader::State FrameReader::pump(const Socket& socket) {
     (in_header ? header_ : frame_.bytes).append(chunk.data(), static_cast<std::size_t>(count));
     if (in_header && header_.size() == kHeaderBytes && !take_header()) return State::bad;
   }
+}
+
+Frame FrameReader::take() {
+  header_.clear();
+  return std::exchange(frame_, {});
+}
+
+bool Outbox::flush(const Socket& socket) {
+  while (!queue_.empty()) {
+    const std::string& bytes = *queue_.front();
+    const ssize_t count = ::send(socket.descriptor(), bytes.data() + sent_, bytes.size() - sent_, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return errno == EAGAIN;
+    sent_ += static_cast<std::size_t>(count);
+    if (sent_ < bytes.size()) continue;
+    queue_.pop_front();
+    sent_ = 0;
+  }
+  return true;
 }
 
 }  // namespace detr::dist

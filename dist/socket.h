@@ -1,6 +1,10 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "dist/communicator.h"
 
@@ -15,12 +19,16 @@ class Socket {
   Socket& operator=(Socket&& other) noexcept;
   ~Socket();
 
+  /// Takes over an open socket, such as an inherited one, and makes it close on exec and not block. Throws CommError if it is none.
+  static Socket adopt(int descriptor);
+
   bool open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
-  /// Wakes whoever waits on it, on both sides. For any thread.
-  void shut() const noexcept;
-  /// Writes everything; false if the peer has gone or the deadline has passed.
-  bool write(const std::string& bytes, Clock::time_point deadline) const;
+  /// Lets a program that this process execs inherit it. For a child between fork and exec: safe there.
+  void keep_on_exec() const noexcept;
+  /// A TCP connection whose peer or network is gone without a word is reported as closed after this time, by the kernel's probes. A process that is
+  /// stopped answers them. Without effect on other sockets.
+  void expect_signs(Milliseconds timeout) const noexcept;
 
  private:
   int descriptor_ = -1;
@@ -43,27 +51,47 @@ class Listener {
 /// A connection, tried until the deadline: the other side may start later. Throws CommError.
 Socket connect_to(const std::string& host, int port, Clock::time_point deadline);
 
+/// Two sockets that are connected to each other; both close on exec. Throws CommError.
+std::pair<Socket, Socket> socket_pair();
+
 /// Milliseconds until the deadline for poll(2), rounded up; 0 if it has passed.
 int poll_time(Clock::time_point deadline);
 
+/// Wakes a poll(2) from any thread, or from a signal handler.
+class Wake {
+ public:
+  Wake();   ///< throws CommError
+  void signal() const noexcept;
+  /// Readable after signal(), until clear().
+  int descriptor() const { return socket_.descriptor(); }
+  void clear() const noexcept;
+
+ private:
+  Socket socket_;
+};
+
 /// A message: kind, length and bytes.
 struct Frame {
-  enum class Kind : std::uint32_t { hello = 1, data = 2, fail = 3 };
-  Kind kind = Kind::data;
+  enum class Kind : std::uint32_t { hello = 1, welcome, refuse, exchange, reply, cancel, beat, stop, fail, bye };
+  Kind kind = Kind::hello;
   std::string bytes;
 };
+/// What stands in front of the bytes of a message.
+std::string encode_head(Frame::Kind kind, std::size_t length);
 /// The message as it is sent.
 std::string encode(const Frame& frame);
 
-/// Reads one message as its bytes arrive.
+/// Reads messages as their bytes arrive.
 class FrameReader {
  public:
   enum class State { more, whole, closed, bad };
   /// A message of more than `cap` bytes is bad.
   explicit FrameReader(std::size_t cap) : cap_(cap) {}
-  /// Takes what has arrived and belongs to this message. `closed` and `bad` are final.
+  void set_cap(std::size_t cap) { cap_ = cap; }
+  /// Takes what has arrived of a message, up to its end: `whole` until take(). `closed` and `bad` are final.
   State pump(const Socket& socket);
-  const Frame& frame() const { return frame_; }
+  /// The message that is whole; the reader goes on to the next one.
+  Frame take();
 
  private:
   bool take_header();
@@ -71,6 +99,21 @@ class FrameReader {
   std::size_t cap_, wanted_ = 0;
   std::string header_;
   Frame frame_;
+};
+
+/// What is to be sent, in order, as the socket takes it.
+class Outbox {
+ public:
+  using Bytes = std::shared_ptr<const std::string>;
+  void push(Bytes bytes) { queue_.push_back(std::move(bytes)); }
+  void push(std::string bytes) { push(std::make_shared<const std::string>(std::move(bytes))); }
+  bool empty() const { return queue_.empty(); }
+  /// Sends what fits without waiting; false if the peer has gone.
+  bool flush(const Socket& socket);
+
+ private:
+  std::deque<Bytes> queue_;
+  std::size_t sent_ = 0;   // of the first
 };
 
 }  // namespace detr::dist

@@ -48,14 +48,69 @@ void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x
                          const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
                          bool batch_statistics, Tensor* dx, Tensor* dweight, Tensor* dbias, Tensor* dresidual);
 
+/// Batch norm over the rows of W ranks, each of which has R of them: the steps between which the ranks exchange a few numbers, so that each
+/// has those of all, by rank. The same numbers on every rank give the same bits there. Formulas, dtypes, activations, determinism and
+/// errors as above, and fit for capture too; what is exchanged is f64 everywhere.
+///   forward   moments - exchange - combine - apply
+///   backward  backward_sums - exchange - backward_apply
+
+/// moments (2, C), f64, out: of each channel the mean of this rank's rows, and the sum of the squares of their deviations from it. R >= 1.
+void batch_norm_moments(const Stream& stream, const Tensor& x, Tensor& moments);
+
+/// The statistics of all W R rows from each rank's moments, and what batch_norm_forward makes of them. Ranks are added one by one in their
+/// order, always by means and squared deviations, so that a mean far above the deviation costs no digits.
+///
+/// moments            (W, 2, C)  f64, by rank
+/// rows                          R >= 1
+/// running_mean, running_var, mean, rstd (C)  as in batch_norm_forward; R there is W R here
+///
+/// Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", doi:10.1080/00031305.1983.10483115, eq. 2.1.
+void batch_norm_combine(const Stream& stream, const Tensor& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
+                        Tensor& running_var, Tensor& mean, Tensor& rstd);
+
+/// y from the statistics. R may be 0.
+void batch_norm_apply(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* residual,
+                      Activation activation, const Tensor& mean, const Tensor& rstd, Tensor& y);
+
+/// With g the gradient before the activation, rounded as in batch_norm_backward, and sums over this rank's rows alone:
+///
+/// sums              (2, C)  f64, out or null: sum(g), sum(g (x - mean)); needed for dx only
+/// dweight, dbias    (C)     out or null, wide: rstd sum(g (x - mean)), sum(g); those of all ranks are to be added like any parameter's
+/// dresidual         like dy, out or null: g
+///
+/// Inputs as in batch_norm_backward; x may be undefined where only dresidual is wanted and the activation is none or relu.
+void batch_norm_backward_sums(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                              const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
+                              Tensor* sums, Tensor* dweight, Tensor* dbias, Tensor* dresidual);
+
+/// dx = weight rstd (g - sum(g) / (W R) - (x - mean) rstd^2 sum(g (x - mean)) / (W R)), with the sums of all ranks, added in their order.
+///
+/// sums  (W, 2, C)  f64, by rank
+/// dx    like dy    out
+///
+/// Other inputs as in batch_norm_backward_sums. Where that wrote dresidual, the same bits come sooner from dy = dresidual and activation none.
+void batch_norm_backward_apply(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                               const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
+                               const Tensor& sums, Tensor& dx);
+
 namespace cpu {
 extern decltype(kernels::batch_norm_forward) batch_norm_forward;
 extern decltype(kernels::batch_norm_inference) batch_norm_inference;
 extern decltype(kernels::batch_norm_backward) batch_norm_backward;
+extern decltype(kernels::batch_norm_moments) batch_norm_moments;
+extern decltype(kernels::batch_norm_combine) batch_norm_combine;
+extern decltype(kernels::batch_norm_apply) batch_norm_apply;
+extern decltype(kernels::batch_norm_backward_sums) batch_norm_backward_sums;
+extern decltype(kernels::batch_norm_backward_apply) batch_norm_backward_apply;
 }  // namespace cpu
 namespace cuda {
 extern decltype(kernels::batch_norm_forward) batch_norm_forward;
 extern decltype(kernels::batch_norm_inference) batch_norm_inference;
 extern decltype(kernels::batch_norm_backward) batch_norm_backward;
+extern decltype(kernels::batch_norm_moments) batch_norm_moments;
+extern decltype(kernels::batch_norm_combine) batch_norm_combine;
+extern decltype(kernels::batch_norm_apply) batch_norm_apply;
+extern decltype(kernels::batch_norm_backward_sums) batch_norm_backward_sums;
+extern decltype(kernels::batch_norm_backward_apply) batch_norm_backward_apply;
 }  // namespace cuda
 }  // namespace detr::kernels

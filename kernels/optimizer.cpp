@@ -13,7 +13,7 @@ void expect_segments(const char* op, const Segments& s, const Tensor& flat) {
   expect_tensor(flat, op, s.lr, shape, DType::f64);
   expect_tensor(flat, op, s.weight_decay, shape, DType::f64);
   expect_tensor(flat, op, s.steps, shape, DType::i64);
-  expect_tensor(flat, op, s.used, shape, DType::u8);
+  expect_tensor(flat, op, s.used, shape, DType::f64);
 }
 
 }  // namespace
@@ -36,6 +36,12 @@ void check_step(const Stream& stream, const Tensor& total, std::span<const Tenso
   DETR_CHECK(statuses.size() <= kMaxStatuses, "check_step: at most ", kMaxStatuses, " statuses, got ", statuses.size());
   for (const Tensor& status : statuses) expect_tensor(total, "check_step: status", status, status.shape(), DType::i64);
   DETR_DISPATCH(total.device(), check_step, stream, total, statuses, scalars);
+}
+
+void check_votes(const Stream& stream, const Tensor& votes, double wanted, Tensor& scalars) {
+  DETR_CHECK(votes.rank() == 1 && votes.numel() > 0 && votes.dtype() == DType::f64, "check_votes: votes (n) f64, got ", votes);
+  expect_tensor(votes, "check_votes: scalars", scalars, {kScalars}, DType::f64);
+  DETR_DISPATCH(votes.device(), check_votes, stream, votes, wanted, scalars);
 }
 
 void restore_unless_applied(const Stream& stream, const Tensor& scalars, const Tensor& kept, Tensor& buffers) {

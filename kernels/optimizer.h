@@ -11,7 +11,7 @@ struct Segments {
   Tensor begin, count;       ///< (S) i64: first element and number of elements; ascending and without overlap, gaps are left alone
   Tensor lr, weight_decay;   ///< (S) f64: of the parameter's group; lr before the schedule's factor
   Tensor steps;              ///< (S) i64, in and out: updates so far; a parameter may sit out a step
-  Tensor used;               ///< (S) u8: 1 where some rank's loss reached the parameter
+  Tensor used;               ///< (S) f64: how many ranks' losses reached the parameter; where it is 0 the parameter is left alone
 };
 
 /// Scalars of a step, one f64 tensor (kScalars) on the device, so that nothing waits for the host.
@@ -35,6 +35,10 @@ void finish_norm(const Stream& stream, const Tensor& norms, double max_norm, Ten
 /// kApply becomes 0 unless `total` (1), of a floating dtype, is finite and every element of every status (see assign) is -1. At most kMaxStatuses.
 void check_step(const Stream& stream, const Tensor& total, std::span<const Tensor> statuses, Tensor& scalars);
 inline constexpr std::size_t kMaxStatuses = 16;
+
+/// kApply becomes 0 unless each of votes (n) f64, n > 0, is `wanted`: steps are made by all ranks or by none. Each rank votes with its kApply,
+/// and the votes are added over the ranks.
+void check_votes(const Stream& stream, const Tensor& votes, double wanted, Tensor& scalars);
 
 /// buffers = kept where kApply is 0: a step that is not made leaves running statistics as they were. Of one shape, f32 or f64 on the
 /// CPU, f32 on CUDA.
@@ -60,6 +64,7 @@ namespace cpu {
 extern decltype(kernels::squared_norms) squared_norms;
 extern decltype(kernels::finish_norm) finish_norm;
 extern decltype(kernels::check_step) check_step;
+extern decltype(kernels::check_votes) check_votes;
 extern decltype(kernels::restore_unless_applied) restore_unless_applied;
 extern decltype(kernels::adamw) adamw;
 extern decltype(kernels::update_ema) update_ema;
@@ -68,6 +73,7 @@ namespace cuda {
 extern decltype(kernels::squared_norms) squared_norms;
 extern decltype(kernels::finish_norm) finish_norm;
 extern decltype(kernels::check_step) check_step;
+extern decltype(kernels::check_votes) check_votes;
 extern decltype(kernels::restore_unless_applied) restore_unless_applied;
 extern decltype(kernels::adamw) adamw;
 extern decltype(kernels::update_ema) update_ema;

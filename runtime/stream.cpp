@@ -90,6 +90,13 @@ void Event::wait() const {
   }
 }
 
+bool Event::passed() const {
+  if constexpr (kHasCuda) {
+    if (event_) return cuda::has_passed(event_.get());
+  }
+  return true;
+}
+
 double Event::milliseconds_since(const Event& earlier) const {
   DETR_CHECK(event_ && earlier.event_, "event: the CPU has no times");
   if constexpr (kHasCuda) return cuda::milliseconds_between(earlier.event_.get(), event_.get());
@@ -110,6 +117,12 @@ Stream Stream::beside() const {
   return stream;
 }
 
+void Stream::enter_thread() const {
+  if constexpr (kHasCuda) {
+    if (cuda_) cuda::enter_thread(*this);
+  }
+}
+
 Stream Stream::with_arena() const {
   Stream stream = *this;
   stream.allocator_ = Allocator::make(lasting_allocator_->source());
@@ -128,6 +141,11 @@ Graph Stream::capture(const std::function<void()>& enqueue) const {
   allocator_->keep_cache();
   if constexpr (kHasCuda) return Graph(cuda::capture(*this, enqueue));
   else return {};
+}
+
+bool Stream::is_capturing() const {
+  if constexpr (kHasCuda) return cuda_ && cuda::is_capturing(*this);
+  else return false;
 }
 
 void Graph::launch(const Stream& stream) const {

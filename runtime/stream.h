@@ -22,6 +22,8 @@ class Event {
   explicit Event(std::shared_ptr<void> event) : event_(std::move(event)) {}
   /// Returns when the work before it is done. Throws DeviceError if some of it failed.
   void wait() const;
+  /// Whether the work before it is done; does not wait. Throws DeviceError if some of it failed. Not for an event of a capture that goes on.
+  bool passed() const;
   /// From an earlier event, in ms, as the device measured; both have been passed and are of one GPU.
   double milliseconds_since(const Event& earlier) const;
 
@@ -99,9 +101,15 @@ class Stream {
   /// must not be dropped before.
   Stream beside() const;
 
+  /// Makes the stream's device that of the calling thread: once in each further thread that asks for its events or enqueues on it. Without it a
+  /// thread belongs to GPU 0, and its first call takes memory there.
+  void enter_thread() const;
+
   /// Runs `enqueue`, which enqueues work on this stream, and returns what it enqueued as a graph instead of running it. GPU only.
   /// The same work must have run before, so that libraries are set up and tables are made.
   Graph capture(const std::function<void()>& enqueue) const;
+  /// Whether what is enqueued is captured, or part of another queue's capture.
+  bool is_capturing() const;
 
   /// Calls task(begin, end) for the blocks [0, grain), [grain, 2 grain), ... of [0, count), spread over the threads. The
   /// blocks depend on count and grain alone, so sums kept inside a block have the same bits for any number of threads.
@@ -130,6 +138,9 @@ void clear(const Stream& stream, Tensor& tensor);
 void wait(const Stream& stream);
 std::shared_ptr<void> record(const Stream& stream);
 void wait_event(void* event);
+bool has_passed(void* event);
+bool is_capturing(const Stream& stream);
+void enter_thread(const Stream& stream);
 void wait_for(const Stream& stream, void* event);
 std::shared_ptr<StreamState> state_beside(const Stream& stream);
 double milliseconds_between(void* earlier, void* later);

@@ -62,8 +62,7 @@ std::map<std::string, std::string> metadata_of(const CheckpointInfo& info) {
           {"step", std::to_string(s.step)}, {"epoch", std::to_string(s.epoch)}, {"seed", std::to_string(s.seed)}, {"ema_updates", std::to_string(info.ema_updates)}, {"scored", info.scored}};
 }
 
-CheckpointInfo info_of(const SafetensorsFile& file, const fs::path& path) {
-  const auto& metadata = file.metadata();
+CheckpointInfo info_of(const std::map<std::string, std::string>& metadata, const fs::path& path) {
   if (!metadata.contains("checkpoint")) throw StorageError(path.string(), ": is no checkpoint of detrtrain; -t takes weights of others");
   if (metadata.at("checkpoint") != kFormat) throw StorageError(path.string(), ": checkpoint format ", metadata.at("checkpoint"), ", this build knows ", kFormat);
   try {
@@ -112,6 +111,16 @@ fs::path previous_of(const fs::path& file) { return file.string() + ".previous";
 
 }  // namespace
 
+std::string to_text(const CheckpointInfo& info) { return json(metadata_of(info)).dump(-1, ' ', false, json::error_handler_t::replace); }
+
+CheckpointInfo info_from_text(const std::string& text) {
+  try {
+    return info_of(json::parse(text).get<std::map<std::string, std::string>>(), "run state");
+  } catch (const std::exception& error) {
+    throw CommError("the run state of rank 0 cannot be read: ", error.what());
+  }
+}
+
 void save_checkpoint(const fs::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info) {
   std::vector<NamedTensor> tensors;
   append_weights(tensors, store);
@@ -131,11 +140,11 @@ void save_weights(const fs::path& file, ParameterStore& store, const CheckpointI
   write_safetensors(file, tensors, metadata_of(info));
 }
 
-CheckpointInfo read_checkpoint_info(const fs::path& file) { return info_of(SafetensorsFile(file), file); }
+CheckpointInfo read_checkpoint_info(const fs::path& file) { return info_of(SafetensorsFile(file).metadata(), file); }
 
 CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Optimizer& optimizer) {
   const SafetensorsFile file(path);
-  const CheckpointInfo info = info_of(file, path);
+  const CheckpointInfo info = info_of(file.metadata(), path);
   const auto load = [&](const std::string& name, const Tensor& into) {
     if (!file.contains(name)) {
       const bool weights_only = name.starts_with("optim.");
@@ -246,7 +255,7 @@ fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& ski
     if (!candidate) continue;
     try {
       const SafetensorsFile file(entry.path());
-      const CheckpointInfo info = info_of(file, entry.path());
+      const CheckpointInfo info = info_of(file.metadata(), entry.path());
       if (info.state.step <= best_step) continue;
       file.verify();
       best = entry.path();

@@ -42,6 +42,10 @@ struct CheckpointInfo {
   std::string scored = "ema";              ///< "ema" or "model": the weights that `best_ap` belongs to, and that others use by default
 };
 
+/// The info as one line of JSON, and back. Throws CommError for anything else: it is how ranks pass it on.
+std::string to_text(const CheckpointInfo& info);
+CheckpointInfo info_from_text(const std::string& text);
+
 /// Writes the complete state: model.<name>, ema.<name>, optim.exp_avg.<name>, optim.exp_avg_sq.<name>, optim.step.<name>, names,
 /// order and shapes as in the reference (convolution weights OIHW). Atomic: see write_safetensors. Throws StorageError.
 void save_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info);

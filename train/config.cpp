@@ -338,6 +338,13 @@ bool Config::is_set(const std::string& key) const {
 
 RunConfig Config::resolve() const { return resolve_config(tree_->draft.root, [this](const std::string& path) { return tree_->draft.place(path); }); }
 
+std::vector<std::pair<std::string, std::string>> flat_config(const std::string& resolved_json) {
+  std::vector<std::pair<std::string, std::string>> leaves;
+  const Json flat = Json::parse(resolved_json).flatten();
+  for (const auto& [path, value] : flat.items()) leaves.emplace_back(path, value.dump());
+  return leaves;
+}
+
 std::string Config::to_json(int indent) const { return tree_->draft.root.dump(indent); }
 
 std::vector<ConfigOrigin> Config::origins() const {

@@ -38,6 +38,8 @@ struct RunConfig {
   SplitConfig train, val;
   std::int64_t num_top_queries = 300;
   bool sync_bn = true;
+  std::int64_t accum = 1;                     ///< micro-batches of a step on a rank
+  std::int64_t bucket_mib = 25;               ///< gradients that are summed over the ranks as one, in MiB
 
   std::string backbone_weights;               ///< PResNet.pretrained as a path; empty: random
   std::string output_dir;                     ///< empty: runs/<config>-NNN
@@ -62,6 +64,9 @@ DType compute_dtype(const std::string& amp, const Stream& stream);
 struct ConfigOrigin {
   std::string key, origin;
 };
+
+/// The leaves of a resolved configuration with their paths, as text, in its order.
+std::vector<std::pair<std::string, std::string>> flat_config(const std::string& resolved_json);
 
 /// One key of the schema, for `detrtrain info keys`.
 struct ConfigKey {

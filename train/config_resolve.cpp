@@ -304,6 +304,8 @@ RunConfig resolve_config(const Json& root, const std::function<std::string(const
   reader.read(run.patience, "patience");
   reader.read(run.amp, "amp");
   reader.read(run.graph, "graph");
+  reader.read(run.accum, "accum");
+  reader.read(run.bucket_mib, "comm.bucket_mib");
   reader.read(run.max_skips, "max_skips");
   reader.read(run.seed, "seed");
   read_data(reader, run);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/pointwise.h"
+#include "runtime/error.h"
 
 namespace detr::train {
 namespace {
@@ -32,20 +33,39 @@ StepKey key_of(const data::Batch& batch) {
           batch.denoising.groups > 0 ? batch.denoising.classes.dim(1) : 0};
 }
 
-StepInputs empty_inputs(const Stream& stream, const StepKey& key) {
+data::Batch part_of(const data::Batch& batch, std::int64_t index, std::int64_t parts) {
+  const std::int64_t pictures = batch.images.dim(0), count = pictures / parts, begin = index * count;
+  DETR_CHECK(count * parts == pictures, "step: ", pictures, " pictures do not make ", parts, " equal micro-batches");
+  const auto rows = [&](const Tensor& x) { return x.defined() ? x.slice(begin, begin + count) : x; };
+  const auto some = [&](const std::vector<std::int64_t>& x) { return x.empty() ? x : std::vector<std::int64_t>(x.begin() + begin, x.begin() + begin + count); };
+  data::Batch part = batch;
+  part.images = rows(batch.images);
+  part.targets.labels = rows(batch.targets.labels);
+  part.targets.boxes = rows(batch.targets.boxes);
+  part.targets.counts = rows(batch.targets.counts);
+  part.denoising.classes = rows(batch.denoising.classes);
+  part.denoising.boxes = rows(batch.denoising.boxes);
+  part.denoising.match = rows(batch.denoising.match);
+  part.image_ids = some(batch.image_ids);
+  part.orig_width = some(batch.orig_width);
+  part.orig_height = some(batch.orig_height);
+  return part;
+}
+
+StepInputs empty_inputs(const Stream& stream, const StepKey& key, DType dtype) {
   const std::int64_t n = key.pictures.at(0);
   StepInputs inputs;
   inputs.pictures = stream.empty(Shape(key.pictures), DType::u8);
   inputs.targets.labels = stream.empty({n, key.box_slots}, DType::i64);
-  inputs.targets.boxes = stream.empty({n, key.box_slots, 4}, DType::f32);
+  inputs.targets.boxes = stream.empty({n, key.box_slots, 4}, dtype);
   inputs.targets.counts = stream.empty({n}, DType::i64);
-  inputs.targets.num_boxes = stream.empty({1}, DType::f32);
+  inputs.targets.num_boxes = stream.empty({1}, dtype);
   if (key.denoising_slots == 0) return inputs;
   inputs.denoising.classes = stream.empty({n, key.denoising_slots}, DType::i64);
-  inputs.denoising.boxes = stream.empty({n, key.denoising_slots, 4}, DType::f32);
+  inputs.denoising.boxes = stream.empty({n, key.denoising_slots, 4}, dtype);
   inputs.denoising.groups = stream.empty({key.denoising_slots}, DType::i64);
   inputs.targets.dn_match = stream.empty({n, key.denoising_slots}, DType::i64);
-  inputs.targets.dn_num_boxes = stream.empty({1}, DType::f32);
+  inputs.targets.dn_num_boxes = stream.empty({1}, dtype);
   return inputs;
 }
 
@@ -64,7 +84,9 @@ void Upload::enqueue(const Tensor& values, Tensor& to) {
 }
 
 void Upload::enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& inputs) {
-  const auto one = [](double value) { return host_tensor<float>({1}, {static_cast<float>(value)}); };
+  const auto one = [&](double value) {
+    return inputs.targets.num_boxes.dtype() == DType::f64 ? host_tensor<double>({1}, {value}) : host_tensor<float>({1}, {static_cast<float>(value)});
+  };
   enqueue(batch.images, inputs.pictures);
   enqueue(batch.targets.labels, inputs.targets.labels);
   enqueue(batch.targets.boxes, inputs.targets.boxes);
@@ -79,13 +101,13 @@ void Upload::enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& i
   }
   if (stream_.device().is_cpu()) return;
   stream_.wait_for(beside_.record());
-  for (std::size_t i = 0; i < next_; ++i) stream_.copy(copies_[i].staged, copies_[i].to);
+  for (; issued_ < next_; ++issued_) stream_.copy(copies_[issued_].staged, copies_[issued_].to);
   copied_ = stream_.record();
 }
 
 void Upload::wait() {
   copied_.wait();
-  next_ = 0;
+  next_ = issued_ = 0;
 }
 
 Tensor resized_pictures(const Stream& stream, const Tensor& pictures, std::int64_t height, std::int64_t width, DType dtype) {

@@ -18,12 +18,16 @@ struct StepKey {
   std::vector<std::int64_t> pictures;   ///< shape
   std::int64_t height = 0, width = 0;   ///< of the step
   std::int64_t box_slots = 0, denoising_slots = 0;   ///< Gcap, Qcap; 0 slots where nothing is denoised
+  std::int64_t micro_batch = 0;         ///< which part of a step's batch
   auto operator<=>(const StepKey&) const = default;
 };
 StepKey key_of(const data::Batch& batch);
 
-/// Inputs of undefined contents for batches with this key.
-StepInputs empty_inputs(const Stream& stream, const StepKey& key);
+/// Part `index` of `parts` equal ones of a batch, without a copy. The number of pictures must be a multiple of `parts`.
+data::Batch part_of(const data::Batch& batch, std::int64_t index, std::int64_t parts);
+
+/// Inputs of undefined contents for batches with this key; boxes and normalisers of dtype f32, or f64 in checks.
+StepInputs empty_inputs(const Stream& stream, const StepKey& key, DType dtype = DType::f32);
 
 /// Brings batches to the device while the step before runs: by page-locked memory and a queue of its own into memory of the device
 /// that is kept for this, and from there, in the stream's order, to the inputs. On the CPU the copies are made at once.
@@ -35,7 +39,7 @@ class Upload {
   void enqueue(const data::Batch& batch, std::int64_t boxes, StepInputs& inputs);
   /// One more tensor, before those of the batch.
   void enqueue(const Tensor& values, Tensor& to);
-  /// Before the next batch: waits until the copies of the last one are made.
+  /// Before the next step: waits until the copies of the last one are made.
   void wait();
 
  private:
@@ -43,8 +47,8 @@ class Upload {
     Tensor pinned, staged, to;
   };
   Stream stream_, beside_;
-  std::vector<Copy> copies_;   // the first next_ of them are this batch's
-  std::size_t next_ = 0;
+  std::vector<Copy> copies_;   // the first next_ of them are this step's
+  std::size_t next_ = 0, issued_ = 0;
   Event copied_;
 };
 

@@ -34,7 +34,7 @@ std::string gib(std::int64_t bytes) {
 
 }  // namespace
 
-std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t most_boxes) {
+std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t most_boxes, std::int64_t micro_batches) {
   const auto [height, width] = data::output_size(options.transforms);
   std::set<std::pair<std::int64_t, std::int64_t>> sizes = {{height, width}}, slots;
   if (options.scales_stop_epoch > 0) {
@@ -44,7 +44,7 @@ std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t mo
     slots.insert({data::box_capacity(boxes), data::denoising_capacity(options.denoising.num_denoising, boxes)});
   std::vector<StepKey> keys;
   for (const auto& [h, w] : sizes) {
-    for (const auto& [box_slots, denoising_slots] : slots) keys.push_back({{options.batch_size / options.ranks, height, width, 3}, h, w, box_slots, denoising_slots});
+    for (const auto& [box_slots, denoising_slots] : slots) keys.push_back({{options.batch_size / options.ranks / micro_batches, height, width, 3}, h, w, box_slots, denoising_slots});
   }
   return keys;
 }
@@ -57,14 +57,14 @@ MemoryPlan walk(const MemoryRequest& request, std::int64_t reserve) {
   const std::unique_ptr<models::RtDetr> model = request.make_model();
   ParameterStore store(model->parameters(), stream, DType::f32, request.compute);
   Optimizer optimizer(store, stream, request.optimizer);
-  Step step(*model, store, optimizer, stream, request.graphs);
+  Step step(*model, store, optimizer, stream, request.step);
   const Allocator& arena = step.stream().allocator();
 
   MemoryPlan plan;
   plan.state = in_use(stream);
   if (reserve > 0) step.reserve(reserve);
   for (const bool captured : {false, true}) {
-    if (captured && !request.graphs) continue;
+    if (captured && !request.step.graphs) continue;
     for (const StepKey& key : request.keys) {
       const std::size_t before = arena.peak_bytes();
       step.plan(key);
@@ -80,6 +80,17 @@ MemoryPlan walk(const MemoryRequest& request, std::int64_t reserve) {
 }
 
 }  // namespace
+
+CollectivePlan plan_collectives(const MemoryRequest& request) {
+  DETR_CHECK(!request.keys.empty(), "collectives: no step to plan for");
+  const Stream stream = Stream::planning(request.device);
+  const std::unique_ptr<models::RtDetr> model = request.make_model();
+  ParameterStore store(model->parameters(), stream, request.compute == DType::f64 ? DType::f64 : DType::f32, request.compute);
+  Optimizer optimizer(store, stream, request.optimizer);
+  Step step(*model, store, optimizer, stream, request.step);
+  step.plan(request.keys.back());
+  return step.collective_plan();
+}
 
 MemoryPlan plan_memory(const MemoryRequest& request) {
   DETR_CHECK(!request.keys.empty(), "memory plan: no step to plan for");
@@ -106,7 +117,7 @@ void expect_fit(const MemoryRequest& request, const MemoryPlan& plan, std::int64
   const std::int64_t batch = largest_batch(request, free_bytes);
   throw OutOfMemory("train does not fit on ", request.device, ": needs ", gib(plan.total()), " GiB at ", plan.largest.height, " x ", plan.largest.width, " with ",
                     plan.largest.box_slots, " box slots, ", gib(free_bytes), " free; ",
-                    batch > 0 ? concat("--batch-size ", batch, " fits") : std::string("--batch-size 1 does not fit either"));
+                    batch > 0 ? concat("--batch-size ", batch * request.step.micro_batches * request.step.ranks.size, " fits") : std::string("--batch-size 1 does not fit either"));
 }
 
 std::string describe(const MemoryPlan& plan, std::int64_t free_bytes) {

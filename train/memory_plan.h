@@ -9,6 +9,7 @@
 #include "models/detr/rtdetr.h"
 #include "train/inputs.h"
 #include "train/optimizer.h"
+#include "train/step.h"
 
 namespace detr::train {
 
@@ -18,14 +19,18 @@ struct MemoryRequest {
   std::function<std::unique_ptr<models::RtDetr>()> make_model;
   OptimizerConfig optimizer;
   DType compute = DType::f32;
-  bool graphs = true;                     ///< a second step of a key is captured beside what the first has left in the cache
+  StepOptions step;                       ///< with graphs a second step of a key is captured beside what the first has left in the cache
   Device device = Device::cuda(0);        ///< need not be there
   std::vector<StepKey> keys;              ///< of all batches that the run can meet, of one number of pictures; at least one
   std::vector<std::int64_t> evaluation;   ///< shape of an evaluation's pictures, (N, H, W, 3); empty: nothing is evaluated
 };
 
-/// Keys of all batches that a training loader with these options can make of images with at most `most_boxes` boxes.
-std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t most_boxes);
+/// Keys of all micro-batches that a rank's training loader with these options can make of images with at most `most_boxes` boxes, where
+/// a step has `micro_batches`.
+std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t most_boxes, std::int64_t micro_batches = 1);
+
+/// The order of a step's collectives: that of a step of the last key, which reaches what any step reaches.
+CollectivePlan plan_collectives(const MemoryRequest& request);
 
 /// What a run needs on its device, in bytes.
 struct MemoryPlan {
@@ -52,7 +57,7 @@ inline constexpr double kScratchShare = 0.05;
 /// calls Step::reserve(). No memory of the device is touched. Throws what a step would throw for unfit shapes.
 MemoryPlan plan_memory(const MemoryRequest& request);
 
-/// The most pictures a step whose plan fits into free_bytes, at most those of the request's keys; 0 if not even one does.
+/// The most pictures of a micro-batch whose plan fits into free_bytes, at most those of the request's keys; 0 if not even one does.
 std::int64_t largest_batch(const MemoryRequest& request, std::int64_t free_bytes);
 
 /// Throws OutOfMemory if the request's plan is larger than free_bytes; names both, the largest step and a batch size that fits.

@@ -54,7 +54,7 @@ Optimizer::Optimizer(ParameterStore& store, const Stream& stream, const Optimize
   }
   const Shape shape{static_cast<std::int64_t>(parameters.size())};
   segments_ = {stream_.to_device(host_tensor(shape, begin)), stream_.to_device(host_tensor(shape, count)), stream_.to_device(host_tensor(shape, lr)),
-               stream_.to_device(host_tensor(shape, decay)), stream_.zeros(shape, DType::i64), stream_.zeros(shape, DType::u8)};
+               stream_.to_device(host_tensor(shape, decay)), stream_.zeros(shape, DType::i64), stream_.zeros(shape, DType::f64)};
   norms_ = stream_.zeros(shape, DType::f64);
   scalars_ = stream_.zeros({kernels::kScalars}, DType::f64);
   stream_.wait();   // the host's tables go
@@ -74,7 +74,7 @@ bool Optimizer::step(double lr_factor, const std::vector<bool>& used, bool allow
   DETR_CHECK(used.size() == store_.trainable().size(), "optimizer: ", used.size(), " used bits for ", store_.trainable().size(), " parameters");
   Tensor inputs = scalars_.slice(0, kernels::kStepInputs);
   const Tensor values = host_tensor<double>({kernels::kStepInputs}, {lr_factor, allowed ? 1.0 : 0.0});
-  const Tensor bits = host_tensor<std::uint8_t>(segments_.used.shape(), std::vector<std::uint8_t>(used.begin(), used.end()));
+  const Tensor bits = host_tensor<double>(segments_.used.shape(), std::vector<double>(used.begin(), used.end()));
   stream_.copy(values, inputs);
   enqueue(stream_, stream_.to_device(bits));
   return scalar(kernels::kApply) == 1;

@@ -30,7 +30,7 @@ class Optimizer {
   /// Throws ConfigError for a bad expression or a parameter in two groups. A group may match nothing: see group_sizes().
   Optimizer(ParameterStore& store, const Stream& stream, const OptimizerConfig& config);
 
-  /// Enqueues one update from the gradients in the store, by scalars() and `used` (S) u8: whether the loss reached
+  /// Enqueues one update from the gradients in the store, by scalars() and `used` (S) f64: how many ranks' losses reached
   /// store.trainable()[i]. No update is made, and kApply becomes 0, if the gradient is not finite.
   void enqueue(const Stream& stream, const Tensor& used);
   /// The same by itself, for checks: `lr_factor` is the schedule's; `allowed` false makes no update. Returns whether it was made.

@@ -8,9 +8,12 @@
 #include "data/coco.h"
 #include "data/loader.h"
 #include "models/detr/rtdetr.h"
+#include "runtime/faults.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
+#include "train/memory_plan.h"
 #include "train/records.h"
+#include "train/replicas.h"
 #include "train/step.h"
 
 namespace detr::train {
@@ -37,6 +40,8 @@ struct RunOptions {
   std::int64_t save_every_steps = 0;     ///< besides the epochs' saves; 0: none
   std::vector<std::string> freeze;       ///< expressions searched in parameter names
   std::size_t cache_bytes = 0;           ///< decoded pictures kept in memory by the training loader
+  RunRanks ranks;
+  Faults faults;                         ///< failures to rehearse
 };
 
 enum class RunEnd { finished, already_finished, stopped };
@@ -49,13 +54,19 @@ struct RunSummary {
   std::string hash;                      ///< state_hash at the end
 };
 
-/// The training run: epochs of steps, evaluation, checkpoints, resume. One object runs once.
+/// The training run: epochs of steps, evaluation, checkpoints, resume. One object runs once. Where a run has several ranks, each has a
+/// trainer; rank 0's reads checkpoints, writes and reports, the others' report what concerns them alone.
 class Trainer {
  public:
-  /// Builds model, store and loaders and restores a checkpoint or weights; reports what it finds. Nothing is written yet.
+  /// Builds model, store and loaders, meets the other ranks, and restores a checkpoint or weights; reports what it finds. Nothing is written
+  /// yet. Throws CommError naming the first difference where the ranks are not of one run.
   Trainer(const RunConfig& config, RunOptions options, const Stream& stream, Reporter& reporter);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
-  /// Runs to the end, or until `stop` is set: then the state is saved after the step in hand and the result is `stopped`.
+  /// Runs to the end, or until `stop` is set on any rank: then the state is saved after the step in hand (of several ranks, after one that
+  /// all of them still make) and the result is `stopped`.
   /// Throws Diverged where more than max_skips steps in a row could not be made, naming step, image ids and first bad tensor.
   RunSummary run(const std::atomic<bool>& stop);
 
@@ -69,28 +80,62 @@ class Trainer {
 
  private:
   void build_loaders();
+  /// What the ranks agree on about a step, on the loader's thread.
+  data::StepCounts agree(std::int64_t epoch, std::int64_t step, const data::StepCounts& local);
+  void meet_ranks();
+  /// What follows once the ranks have met.
+  void begin(std::int64_t reserve);
+  RunSummary run_epochs();
+  dist::Manifest manifest() const;
   std::unique_ptr<models::RtDetr> make_model() const;
+  MemoryRequest memory_request() const;
   /// On a GPU, before anything is made there: tells what the run needs, and returns the bytes for Step::reserve(); 0 on the CPU.
   /// Throws OutOfMemory where it does not fit.
-  std::int64_t plan_memory() const;
+  std::int64_t plan_memory(const MemoryRequest& request) const;
   /// Of a training picture.
   std::int64_t most_boxes() const;
   void restore();
+  /// Rank 0's state from its files.
+  void load_state();
   void describe();
-  bool run_epoch(const std::atomic<bool>& stop, RunSummary& summary);
+  /// Lines that are the same on all ranks.
+  void note(const std::string& line) const;
+  void warn(const std::string& line) const;
+  /// What this rank does, for messages about it.
+  void enter(const char* phase, dist::Waits waits = dist::Waits::nobody) const;
+  bool next_batch(data::Batch& batch);
+  void stop_loader();
+  /// Rehearsed failures: those inside a step; bits of this replica that flip after a step.
+  void arm_step();
+  void flip_bits();
+  /// Whether this rank is asked to stop; the ranks then agree where.
+  bool wished() const;
+  bool run_epoch(RunSummary& summary);
   void count(const StepResult& result, const std::vector<std::int64_t>& image_ids);
-  bool finish_epoch(const std::atomic<bool>& stop, RunSummary& summary, EpochRecord& record);
+  /// Where and on which rank a step that was skipped is not finite, and the images.
+  std::string blame(const StepResult& result, const std::vector<std::int64_t>& image_ids);
+  bool finish_epoch(RunSummary& summary, EpochRecord& record);
   void keep_best(const EpochRecord& record);
-  std::optional<data::EvalResult> evaluate(bool ema, const std::atomic<bool>& stop);
+  /// Nothing where the run is to stop.
+  std::optional<data::EvalResult> evaluate(bool ema);
   void save(bool finished);
+  void check_replicas();
   bool out_of_time() const;
   CheckpointInfo info() const;
   std::int64_t total_steps() const;
+  /// Pictures of an evaluation's batch on a rank.
+  std::int64_t val_batch() const;
+  /// How the batch is cut, for the line about it.
+  std::string parts_text() const;
 
   RunConfig config_;
   RunOptions options_;
   Stream stream_;
   Reporter& reporter_;
+  Replicas replicas_;
+  const std::atomic<bool>* stop_ = nullptr;
+  std::unique_ptr<dist::Communicator> communicator_;   // before what uses it, so that it goes last
+  StepRanks step_ranks_;
   std::unique_ptr<models::RtDetr> model_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -103,6 +148,8 @@ class Trainer {
   std::optional<data::EvalResult> best_;
   double started_s_ = 0;
   double saved_at_s_ = 0, save_took_s_ = 0;   ///< end and length of the last save
+  int failed_saves_ = 0;                      ///< in a row
+  bool stopping_ = false;
 };
 
 }  // namespace detr::train

@@ -1,96 +1,22 @@
 #include "dist/gloo/communicator.h"
 
+#include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/broadcast.h>
-#include <gloo/transport/context.h>
-#include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
 #include <condition_variable>
-#include <csignal>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <thread>
 
+#include "dist/gloo/mesh.h"
 #include "runtime/error.h"
 #include "runtime/text.h"
 
 namespace detr::dist {
 namespace {
-
-/// While it lives SIGPIPE is blocked in this thread and in threads that it starts: Gloo writes to connections whose peer may have gone. A
-/// signal that came meanwhile is taken away, so the process needs no handler.
-class WithoutSigpipe {
- public:
-  WithoutSigpipe() {
-    sigemptyset(&pipe_);
-    sigaddset(&pipe_, SIGPIPE);
-    sigset_t pending;
-    sigpending(&pending);
-    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
-    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
-  }
-  ~WithoutSigpipe() {
-    const timespec at_once{0, 0};
-    if (!was_pending_) static_cast<void>(sigtimedwait(&pipe_, nullptr, &at_once));
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  WithoutSigpipe(const WithoutSigpipe&) = delete;
-  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
-
- private:
-  sigset_t pipe_, before_;
-  bool was_pending_ = false;
-};
-
-/// A Gloo context whose pairs find each other by the control.
-class MeshContext final : public ::gloo::Context {
- public:
-  MeshContext(int own_rank, int ranks) : ::gloo::Context(own_rank, ranks) {}
-
-  void connect(Control& control, const std::string& host, Clock::time_point deadline) {
-    ::gloo::transport::tcp::attr attributes;
-    attributes.hostname = host;
-    device_ = ::gloo::transport::tcp::CreateDevice(attributes);
-    transportContext_ = device_->createContext(rank, size);
-    transportContext_->setTimeout(std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline - Clock::now())));
-    std::string own;   // for each peer the address of the socket that waits for it; a block of zeros at our own place
-    std::size_t block = 0;
-    std::vector<std::string> addresses(static_cast<std::size_t>(size));
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank) continue;
-      const std::vector<char> bytes = transportContext_->createPair(peer)->address().bytes();
-      block = bytes.size();
-      addresses[static_cast<std::size_t>(peer)].assign(bytes.begin(), bytes.end());
-    }
-    addresses[static_cast<std::size_t>(rank)].assign(block, '\0');
-    for (const std::string& address : addresses) own += address;
-    const std::vector<std::string> all = control.all_gather(own, "addresses", deadline);
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank) continue;
-      const std::string& theirs = all[static_cast<std::size_t>(peer)];
-      if (theirs.size() != own.size()) throw CommError("rank ", rank, ": addresses: rank ", peer, " runs another version of Gloo");
-      const auto first = theirs.begin() + static_cast<std::ptrdiff_t>(block) * rank;
-      transportContext_->getPair(peer)->connect(std::vector<char>(first, first + static_cast<std::ptrdiff_t>(block)));
-    }
-  }
-
-  /// Fails what other threads wait for in this context: Gloo closes all pairs after a wait that timed out, so one is made to. A pair that
-  /// is closed already refuses, hence every peer is tried.
-  void poison() noexcept {
-    const WithoutSigpipe guard;
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank) continue;
-      try {
-        char byte = 0;
-        const auto buffer = createUnboundBuffer(&byte, 1);
-        buffer->recv(peer, ~std::uint64_t{0}, 0, 1);   // a slot that no collective uses
-        buffer->waitRecv(Milliseconds(1));
-      } catch (const std::exception&) {   // the time that ran out, or a pair that is closed
-      }
-    }
-  }
-};
 
 template <class T>
 void add(void* out, const void* a, const void* b, std::size_t count) {
@@ -105,11 +31,13 @@ void add_bf16(void* out, const void* a, const void* b, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) z[i] = to_bf16(to_float(x[i]) + to_float(y[i]));
 }
 
-constexpr Milliseconds kLook{100};   // how often a wait looks whether the peers are still there
+constexpr Milliseconds kLook{100};             // how often a wait looks whether the peers are still there
+constexpr std::chrono::microseconds kNap{50};  // between two questions to a GPU
 
 /// What the caller, its handles and the communication thread share.
 struct State {
-  explicit State(std::shared_ptr<Control> meeting) : control(std::move(meeting)), rank(control->rank()), size(control->size()) {}
+  State(std::shared_ptr<Control> connection, std::shared_ptr<FlightRecord> flights)
+      : control(std::move(connection)), record(std::move(flights)), rank(control->rank()), size(control->size()) {}
 
   /// Remembers the first reason; later ones are consequences.
   void fail(const std::string& reason) {
@@ -117,15 +45,22 @@ struct State {
     if (failed.empty()) failed = reason.empty() ? "closed" : reason;
     changed.notify_all();
   }
+  bool has_failed() {
+    const std::lock_guard lock(mutex);
+    return !failed.empty();
+  }
 
   const std::shared_ptr<Control> control;
+  const std::shared_ptr<FlightRecord> record;
   const int rank, size;
   std::shared_ptr<MeshContext> context;
   std::mutex mutex;
   std::condition_variable changed;
   struct Job {
-    std::uint64_t number;
+    std::uint64_t number, flight;   // here and in the record
     std::string phase;
+    Stream stream;
+    Event ready;                    // passed once the tensors are there
     std::function<void()> run;
   };
   std::deque<Job> queue;
@@ -134,10 +69,22 @@ struct State {
   std::string failed;
 };
 
+/// Waits, on the communication thread, for the work that makes a job's tensors. Throws CommError after `timeout` or once the communicator is dead.
+void wait_until_ready(State& state, const State::Job& job, Milliseconds timeout) {
+  if (job.ready.passed()) return;
+  job.stream.enter_thread();
+  const Clock::time_point deadline = Clock::now() + timeout;
+  while (!job.ready.passed()) {
+    if (state.has_failed()) throw CommError("closed");
+    if (Clock::now() >= deadline) throw CommError("the device has not come to it within ", timeout.count(), " ms");
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
 /// The communication thread. It ends at the first failure, or when the communicator stops.
-void communicate(State& state) {
+void communicate(State& state, Milliseconds timeout) {
   while (true) {
-    State::Job job;
+    std::optional<State::Job> job;
     {
       std::unique_lock lock(state.mutex);
       state.changed.wait(lock, [&] { return state.stopping || !state.failed.empty() || !state.queue.empty(); });
@@ -145,20 +92,31 @@ void communicate(State& state) {
       job = std::move(state.queue.front());
       state.queue.pop_front();
     }
+    const auto fail = [&](const char* what, const std::exception& error) { state.fail(concat("rank ", state.rank, ": ", job->phase, ": ", what, escape_control(error.what()))); };
     try {
-      job.run();
+      wait_until_ready(state, *job, timeout);
     } catch (const std::exception& error) {
-      state.fail(concat("rank ", state.rank, ": ", job.phase, ": lost a peer: ", escape_control(error.what())));
-      return;
+      return fail("", error);
     }
+    try {
+      job->run();
+    } catch (const std::exception& error) {
+      return fail("lost a peer: ", error);
+    }
+    state.record->end(job->flight);
     const std::lock_guard lock(state.mutex);
-    state.done = job.number;
+    state.done = job->number;
     state.changed.notify_all();
   }
 }
 
-void abort_state(State& state, const std::string& reason) {
-  state.fail(reason);
+/// Tells the hub before the peers see connections close, which they would blame.
+void abort_state(State& state, const std::string& reason) noexcept {
+  try {
+    state.fail(reason);
+  } catch (const std::exception&) {   // no memory for the text; the connections close all the same
+  }
+  state.control->fail(kPeerCode, reason);
   state.context->poison();
 }
 
@@ -191,7 +149,7 @@ class GlooWork final : public Work {
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(std::shared_ptr<Control> control, Milliseconds connect_timeout, const GlooOptions& options)
-      : control_(std::move(control)), timeout_(options.timeout), state_(std::make_shared<State>(control_)) {
+      : control_(std::move(control)), timeout_(options.timeout), state_(std::make_shared<State>(control_, record_)) {
     DETR_CHECK(size() >= 2, "gloo: a group of one needs no engine");
     DETR_CHECK(timeout_.count() > 0, "gloo: the timeout must be positive, got ", timeout_.count(), " ms");
     const WithoutSigpipe guard;   // for Gloo's own thread and ours
@@ -202,10 +160,10 @@ class GlooCommunicator final : public Communicator {
       throw;
     } catch (const std::exception& error) {
       const std::string reason = concat("rank ", rank(), ": connecting: ", escape_control(error.what()));
-      control_->fail(reason);
+      control_->fail(kPeerCode, reason);
       throw CommError(reason);
     }
-    thread_ = std::thread([state = state_] { communicate(*state); });
+    thread_ = std::thread([state = state_, timeout = timeout_] { communicate(*state, timeout); });
   }
   ~GlooCommunicator() override {
     bool busy = false;
@@ -223,16 +181,32 @@ class GlooCommunicator final : public Communicator {
   int rank() const override { return state_->rank; }
   int size() const override { return state_->size; }
   const char* engine() const override { return "gloo"; }
+  bool capturable() const override { return false; }
 
-  std::shared_ptr<Work> all_reduce_sum(const Stream&, const Tensor& tensor, const Place& place) override {
+  std::shared_ptr<Work> all_reduce_sum(const Stream& stream, const Tensor& tensor, const Place& place) override {
     expect_summable(tensor, place.phase);
     expect_cpu(tensor, place);
-    return issue(place, [this, tensor, tag = place.tag] { sum(tensor, tag); });
+    return issue(stream, tensor, place, [this, tensor, tag = place.tag] { sum(tensor, tag); });
   }
-  std::shared_ptr<Work> broadcast(const Stream&, const Tensor& tensor, int root, const Place& place) override {
-    DETR_CHECK(root >= 0 && root < size(), "broadcast, ", place.phase, ": root ", root, " in a group of ", size());
+  std::shared_ptr<Work> all_gather(const Stream& stream, const Tensor& mine, const Tensor& all, const Place& place) override {
+    expect_gatherable(mine, all, size(), place.phase);
+    expect_cpu(mine, place);
+    return issue(stream, mine, place, [this, mine, all, tag = place.tag] {
+      if (mine.numel() == 0) return;
+      char* const out = static_cast<char*>(all.raw());
+      char* const own = out + mine.bytes() * rank();
+      if (own != mine.raw()) std::memcpy(own, mine.raw(), static_cast<std::size_t>(mine.bytes()));
+      ::gloo::AllgatherOptions options(state_->context);
+      options.setOutput(out, static_cast<std::size_t>(all.bytes()));
+      options.setTag(static_cast<std::uint32_t>(tag));
+      options.setTimeout(timeout_);
+      ::gloo::allgather(options);
+    });
+  }
+  std::shared_ptr<Work> broadcast(const Stream& stream, const Tensor& tensor, int root, const Place& place) override {
+    expect_root(root, size(), place.phase);
     expect_cpu(tensor, place);
-    return issue(place, [this, tensor, root, tag = place.tag] {
+    return issue(stream, tensor, place, [this, tensor, root, tag = place.tag] {
       if (tensor.numel() == 0) return;
       ::gloo::BroadcastOptions options(state_->context);
       options.setOutput(static_cast<char*>(tensor.raw()), static_cast<std::size_t>(tensor.bytes()));
@@ -251,14 +225,15 @@ class GlooCommunicator final : public Communicator {
       throw;
     }
   }
-  void watch(const Stream&, Clock::time_point, const std::string&) override { expect_alive(); }
-  void abort(const std::string& reason) noexcept override {
-    try {
-      abort_state(*state_, reason);
-    } catch (const std::exception&) {   // no memory for the text; the connections close below
-    }
-    control_->fail(reason);
+  void check(const std::string& phase) override {
+    expect_alive();
+    const std::string why = control_->lost_peer();
+    if (why.empty()) return;
+    const std::string reason = concat("rank ", rank(), ": ", phase, ": ", why);
+    abort(reason);
+    throw CommError(reason);
   }
+  void abort(const std::string& reason) noexcept override { abort_state(*state_, reason); }
 
  private:
   void expect_cpu(const Tensor& tensor, const Place& place) const {
@@ -268,11 +243,13 @@ class GlooCommunicator final : public Communicator {
     const std::lock_guard lock(state_->mutex);
     if (!state_->failed.empty()) throw CommError(state_->failed);
   }
-  std::shared_ptr<Work> issue(const Place& place, std::function<void()> run) {
+  std::shared_ptr<Work> issue(const Stream& stream, const Tensor& tensor, const Place& place, std::function<void()> run) {
     expect_alive();
+    Event ready = stream.record();
+    const std::uint64_t flight = record_->issue(place.tag, place.phase, tensor.bytes());
     const std::lock_guard lock(state_->mutex);
     const std::uint64_t number = ++state_->issued;
-    state_->queue.push_back({number, place.phase, std::move(run)});
+    state_->queue.push_back({number, flight, place.phase, stream, std::move(ready), std::move(run)});
     state_->changed.notify_all();
     return std::make_shared<GlooWork>(state_, number, place.phase);
   }

@@ -33,7 +33,7 @@ void for_blocks(const Stream& stream, const Segments& segments, F&& fn) {
 
 void squared_norms(const Stream& stream, const Segments& segments, const Tensor& grads, Tensor& norms) {
   const std::int64_t count = segments.begin.numel();
-  const std::uint8_t* used = segments.used.data<std::uint8_t>();
+  const double* used = segments.used.data<double>();
   std::int64_t blocks = 0;
   for (std::int64_t s = 0; s < count; ++s) blocks += (segments.count.data<std::int64_t>()[s] + kBlock - 1) / kBlock;
   std::vector<double> partial(static_cast<std::size_t>(blocks), 0.0);
@@ -41,7 +41,7 @@ void squared_norms(const Stream& stream, const Segments& segments, const Tensor&
     using T = typename decltype(tag)::type;
     const T* g = grads.data<T>();
     for_blocks(stream, segments, [&](std::int64_t block, std::int64_t s, std::int64_t begin, std::int64_t end) {
-      if (!used[s]) return;
+      if (used[s] == 0) return;
       double sum = 0;
       for (std::int64_t i = begin; i < end; ++i) sum += static_cast<double>(g[i]) * static_cast<double>(g[i]);
       partial[static_cast<std::size_t>(block)] = sum;
@@ -72,6 +72,12 @@ void check_step(const Stream&, const Tensor& total, std::span<const Tensor> stat
   if (!healthy) scalars.data<double>()[kApply] = 0;
 }
 
+void check_votes(const Stream&, const Tensor& votes, double wanted, Tensor& scalars) {
+  for (const double vote : votes.span<double>()) {
+    if (vote != wanted) scalars.data<double>()[kApply] = 0;
+  }
+}
+
 void restore_unless_applied(const Stream&, const Tensor& scalars, const Tensor& kept, Tensor& buffers) {
   if (scalars.data<double>()[kApply] == 0 && buffers.bytes()) std::memcpy(buffers.raw(), kept.raw(), static_cast<std::size_t>(buffers.bytes()));
 }
@@ -80,9 +86,9 @@ void adamw(const Stream& stream, Segments& segments, const AdamWOptions& options
            Tensor& weights, Tensor& exp_avg, Tensor& exp_avg_sq) {
   const double* s = scalars.data<double>();
   if (s[kApply] == 0) return;
-  const std::uint8_t* used = segments.used.data<std::uint8_t>();
+  const double* used = segments.used.data<double>();
   std::int64_t* steps = segments.steps.data<std::int64_t>();
-  for (std::int64_t i = 0; i < segments.begin.numel(); ++i) steps[i] += used[i] ? 1 : 0;
+  for (std::int64_t i = 0; i < segments.begin.numel(); ++i) steps[i] += used[i] != 0 ? 1 : 0;
   dispatch_float("adamw", grads.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* g = grads.data<T>();
@@ -92,7 +98,7 @@ void adamw(const Stream& stream, Segments& segments, const AdamWOptions& options
     const T clip = static_cast<T>(s[kClip]), b1 = static_cast<T>(options.beta1), b2 = static_cast<T>(options.beta2);
     const T one_b1 = static_cast<T>(1 - options.beta1), one_b2 = static_cast<T>(1 - options.beta2), eps = static_cast<T>(options.eps);
     for_blocks(stream, segments, [&](std::int64_t, std::int64_t segment, std::int64_t begin, std::int64_t end) {
-      if (!used[segment]) return;
+      if (used[segment] == 0) return;
       const double lr = s[kLrFactor] * segments.lr.data<double>()[segment], t = static_cast<double>(steps[segment]);
       const T decay = static_cast<T>(1 - lr * segments.weight_decay.data<double>()[segment]);
       const T rate = static_cast<T>(lr / (1 - std::pow(options.beta1, t)));

@@ -29,7 +29,11 @@ struct FusedConvolutions {
 /// y = mode(a, b), or mode(a) without b, in f32.
 CudnnDescriptor pointwise(cudnnPointwiseMode_t mode, const CudnnDescriptor& a, const CudnnDescriptor* b, const CudnnDescriptor& y) {
   CudnnDescriptor kind(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-  kind.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode).set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT).finalize();
+  kind.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode).set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+  // By its default the library's ReLU makes 0 of NaN, and a NaN weight would not be seen. No engine does this for a graph: no plan, and
+  // the caller takes the convolution by itself.
+  if (mode == CUDNN_POINTWISE_RELU_FWD) kind.set(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, CUDNN_PROPAGATE_NAN);
+  kind.finalize();
   CudnnDescriptor operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind).set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, a).set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
   if (b) operation.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, *b);

@@ -28,11 +28,11 @@ bool aligned(const Tensor& tensor) { return fits_vectors<float>(tensor.raw(), 4)
 struct Table {
   const std::int64_t* begin;
   const std::int64_t* count;
-  const std::uint8_t* used;
+  const double* used;
   int size;
 
   explicit Table(const Segments& s)
-      : begin(s.begin.data<std::int64_t>()), count(s.count.data<std::int64_t>()), used(s.used.data<std::uint8_t>()),
+      : begin(s.begin.data<std::int64_t>()), count(s.count.data<std::int64_t>()), used(s.used.data<double>()),
         size(static_cast<int>(s.begin.numel())) {}
 };
 
@@ -57,7 +57,7 @@ __device__ inline void for_segments(const Table& segments, std::int64_t tile_beg
     const std::int64_t begin = segments.begin[s] - tile_begin, end = begin + segments.count[s];
     if (begin >= tile_size) break;
     const int first = begin > 0 ? static_cast<int>(begin) : 0, last = end < tile_size ? static_cast<int>(end) : tile_size;
-    if (segments.used[s] && first < last) fn(s, first, last);
+    if (segments.used[s] != 0 && first < last) fn(s, first, last);
   }
 }
 
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) segment_norms_kernel(Table segments,
   const int s = static_cast<int>(blockIdx.x);
   const std::int64_t begin = segments.begin[s], end = begin + segments.count[s];
   double sum = 0;
-  if (segments.used[s] && begin >= 0 && begin < end) {
+  if (segments.used[s] != 0 && begin >= 0 && begin < end) {
     const std::int64_t last = min((end - 1) / kNormTile, tiles - 1);
     for (std::int64_t tile = begin / kNormTile + threadIdx.x; tile <= last; tile += kThreads) sum += partial[tile + s];
   }
@@ -156,12 +156,18 @@ __global__ void __launch_bounds__(kThreads) restore_kernel(const double* __restr
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += stride) buffers[i] = kept[i];
 }
 
+__global__ void check_votes_kernel(const double* __restrict__ votes, std::int64_t count, double wanted, double* __restrict__ scalars) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (votes[i] != wanted) scalars[kApply] = 0;
+  }
+}
+
 /// Counts the update of each used segment and writes what its elements need: (1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t), 0).
 __global__ void __launch_bounds__(kThreads) adamw_segments_kernel(Table segments, const double* __restrict__ scalars, const double* __restrict__ lrs,
                                                                   const double* __restrict__ weight_decays, AdamWOptions options,
                                                                   std::int64_t* __restrict__ steps, float4* __restrict__ rates) {
   const int s = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (s >= segments.size || scalars[kApply] == 0 || !segments.used[s]) return;
+  if (s >= segments.size || scalars[kApply] == 0 || segments.used[s] == 0) return;
   const std::int64_t t = steps[s] + 1;
   steps[s] = t;
   const double lr = scalars[kLrFactor] * lrs[s], updates = static_cast<double>(t);
@@ -271,6 +277,10 @@ void check_step(const Stream& stream, const Tensor& total, std::span<const Tenso
     using T = typename decltype(tag)::type;
     launch(stream, check_step_kernel<T>, 1, kThreads, 0, total.data<T>(), table, scalars.data<double>());
   });
+}
+
+void check_votes(const Stream& stream, const Tensor& votes, double wanted, Tensor& scalars) {
+  launch(stream, check_votes_kernel, 1, 1, 0, votes.data<double>(), votes.numel(), wanted, scalars.data<double>());
 }
 
 void restore_unless_applied(const Stream& stream, const Tensor& scalars, const Tensor& kept, Tensor& buffers) {

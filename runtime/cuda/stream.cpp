@@ -65,13 +65,17 @@ void clear(const Stream& stream, Tensor& tensor) {
   DETR_TRY(cudaMemsetAsync(tensor.raw(), 0, static_cast<std::size_t>(tensor.bytes()), native(stream)));
 }
 
+bool is_capturing(const Stream& stream) {
+  cudaStreamCaptureStatus status{};
+  DETR_TRY(cudaStreamIsCapturing(native(stream), &status));
+  return status == cudaStreamCaptureStatusActive;
+}
+
 std::shared_ptr<void> record(const Stream& stream) {
   cudaEvent_t event = nullptr;
   DETR_TRY(cudaEventCreate(&event));
   std::shared_ptr<void> owner(event, [](void* e) { static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(e))); });
-  cudaStreamCaptureStatus capturing{};
-  DETR_TRY(cudaStreamIsCapturing(native(stream), &capturing));
-  DETR_TRY(cudaEventRecordWithFlags(event, native(stream), capturing == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault));
+  DETR_TRY(cudaEventRecordWithFlags(event, native(stream), is_capturing(stream) ? cudaEventRecordExternal : cudaEventRecordDefault));
   return owner;
 }
 
@@ -86,6 +90,18 @@ double milliseconds_between(void* earlier, void* later) {
 }
 
 void wait_event(void* event) { DETR_TRY(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+
+bool has_passed(void* event) {
+  const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  if (status == cudaErrorNotReady) {
+    static_cast<void>(cudaGetLastError());   // it is no error, and the check of the next launch must not find it
+    return false;
+  }
+  expect_success(status, "cudaEventQuery");
+  return true;
+}
+
+void enter_thread(const Stream& stream) { DETR_TRY(cudaSetDevice(stream.device().index)); }
 
 void wait(const Stream& stream) { DETR_TRY(cudaStreamSynchronize(native(stream))); }
 

@@ -42,8 +42,8 @@ std::vector<std::string> ProcessResult::errors() const {
   return errors;
 }
 
-Detrtrain::Detrtrain(const std::vector<std::string>& arguments, Streams streams) {
-  std::vector<std::string> words = {DETRTRAIN_BINARY};
+Detrtrain::Detrtrain(const std::vector<std::string>& arguments, Streams streams, const Setting& setting) {
+  std::vector<std::string> words = {setting.program.empty() ? DETRTRAIN_BINARY : setting.program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -57,7 +57,9 @@ Detrtrain::Detrtrain(const std::vector<std::string>& arguments, Streams streams)
       ::close(descriptor);
       if (streams != Streams::closed && ::open(file->c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644) != descriptor) ::_exit(127);
     }
+    if (setting.error_descriptor >= 0) ::dup2(setting.error_descriptor, 2);
     ::setenv("CUDA_VISIBLE_DEVICES", "", 1);   // a GPU that is there would be the default; these tests speak of the CPU
+    for (const auto& [name, value] : setting.variables) ::setenv(name.c_str(), value.c_str(), 1);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }

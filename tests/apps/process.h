@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -23,11 +24,18 @@ struct ProcessResult {
   std::vector<std::string> errors() const;
 };
 
+/// How a process is started, besides its arguments.
+struct Setting {
+  std::string program;                             ///< empty: detrtrain
+  std::map<std::string, std::string> variables;    ///< set in its environment
+  int error_descriptor = -1;                       ///< its stderr, instead of a file
+};
+
 /// The `detrtrain` of this build as a process. Its stdout and stderr go to files in a folder of its own.
 class Detrtrain {
  public:
   enum class Streams { kept, closed, full };   ///< full: every write fails for want of space
-  explicit Detrtrain(const std::vector<std::string>& arguments, Streams streams = Streams::kept);
+  explicit Detrtrain(const std::vector<std::string>& arguments, Streams streams = Streams::kept, const Setting& setting = {});
   ~Detrtrain();   ///< kills it where it still runs
   Detrtrain(const Detrtrain&) = delete;
   Detrtrain& operator=(const Detrtrain&) = delete;
@@ -39,9 +47,10 @@ class Detrtrain {
   ProcessResult wait();
 
   std::string err() const { return read_text(folder_ / "err"); }
+  /// It has not ended yet.
+  bool running();
 
  private:
-  bool running();
 
   TempDir folder_;
   pid_t pid_ = -1;

@@ -1,4 +1,8 @@
 // What a user types: commands, flags, keys; the exit code and the one line for each kind of mistake.
+#include <sys/wait.h>
+
+#include <cstdlib>
+
 #include "runtime/gpus.h"
 #include "tests/apps/small_run.h"
 
@@ -19,6 +23,30 @@ TEST_CASE("usage: unknown commands and flags name the nearest", "[cpu]") {
   expect_error({"synth", "--out", "x", "-u", "seed=1"}, 2, "unknown flag -u");
   expect_error({"synth", "--out", "x", "seed=1"}, 2, "unexpected argument 'seed=1'");
   expect_error({"check-data", "--data", "x", "seed=1"}, 2, "only together with -c");
+}
+
+TEST_CASE("usage: bench", "[cpu]") {
+  expect_error({"bench", "loader"}, 2, "bench knows no 'loader'; it has: step, kernels");
+  expect_error({"bench", "kernels", "-d", "cpu"}, 2, "bench kernels measures a GPU, --device cpu is none");
+  expect_error({"bench", "kernels", "--batch-size", "4"}, 2, "bench kernels has no --batch-size");
+  expect_error({"bench", "kernels", "--json"}, 2, "bench kernels has no --json");
+  expect_error({"bench", "step", "-c", "tiny", "--filter", "x"}, 2, "bench step has no --filter");
+}
+
+TEST_CASE("usage: bench kernels goes on as the program beside it", "[cpu]") {
+  const TempDir dir;
+  fs::copy_file(DETRTRAIN_BINARY, dir / "detrtrain");
+  const auto run = [&](const std::string& arguments) {
+    const int status = std::system(concat((dir / "detrtrain").string(), " bench kernels ", arguments, " >", (dir / "out").string(), " 2>&1").c_str());
+    return std::pair(WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(dir / "out"));
+  };
+  const auto [missing, why] = run("");
+  CHECK(missing == 2);
+  CHECK(why.find((dir / "detr_bench").string() + ", which a build with CUDA") != std::string::npos);
+  write_text(dir / "detr_bench", "#!/bin/sh\necho \"$#:$*\"\nexit 9\n");
+  fs::permissions(dir / "detr_bench", fs::perms::owner_all);
+  CHECK(run("") == std::pair(9, std::string("0:\n")));
+  CHECK(run("-d cuda:3 --filter 'conv|topk' --save-json out.json --iters 7") == std::pair(9, std::string("7:--device 3 --benchmark_filter=conv|topk --json out.json --runs 7\n")));
 }
 
 TEST_CASE("usage: a flag is given once", "[cpu]") {

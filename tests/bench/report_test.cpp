@@ -1,5 +1,9 @@
 #include "bench/report.h"
 
+#include <sys/wait.h>
+
+#include <cstdlib>
+
 #include "bench/compare.h"
 #include "tests/support.h"
 
@@ -100,6 +104,31 @@ TEST_CASE("bench compare: wrong, missing and new cases", "[cpu]") {
   test::expect_throws<DataError>([] { compare_runs(text_of({record_of("a", 1)}), text_of({record_of("b", 1)})); }, "in common");
   test::expect_throws<DataError>([] { compare_runs(text_of({record_of("a", 1)}), "{\"op\": 3}\n"); }, "line 1 of the new run");
   test::expect_throws<DataError>([] { compare_runs("no json\n", text_of({record_of("a", 1)})); }, "line 1 of the old run");
+}
+
+TEST_CASE("bench compare: two files of a run", "[cpu]") {
+  const test::TempDir dir;
+  const auto compare = [&](const std::string& arguments) {
+    const int status = std::system(concat("cd ", dir.path().string(), " && ", BENCH_COMPARE_BINARY, " ", arguments, " >out 2>&1").c_str());
+    return std::pair(WIFEXITED(status) ? WEXITSTATUS(status) : -1, test::read_text(dir / "out"));
+  };
+  const auto ends_with = [](const std::pair<int, std::string>& result, int code, const std::string& text) {
+    INFO(result.second);
+    return result.first == code && result.second.ends_with(text + "\n");
+  };
+  Record wrong = record_of("b", 10);
+  wrong.check = {false, -1, "two runs differ"};
+  test::write_text(dir / "old.json", text_of({record_of("a", 100), record_of("b", 10)}));
+  test::write_text(dir / "same.json", text_of({record_of("a", 102), record_of("b", 10)}));
+  test::write_text(dir / "slower.json", text_of({record_of("a", 104), record_of("b", 10)}));
+  test::write_text(dir / "wrong.json", text_of({record_of("a", 100), wrong}));
+  test::write_text(dir / "cut.json", text_of({record_of("a", 100)}).substr(0, 40));
+  CHECK(ends_with(compare("old.json same.json"), 0, "2 compared, 0 slower, 0 wrong"));
+  CHECK(ends_with(compare("old.json slower.json"), 9, "2 compared, 1 slower, 0 wrong"));
+  CHECK(ends_with(compare("old.json wrong.json"), 9, "2 compared, 0 slower, 1 wrong"));
+  CHECK(compare("old.json cut.json").first == 3);
+  CHECK(ends_with(compare("old.json missing.json"), 3, "cannot read missing.json"));
+  CHECK(compare("old.json").first == 2);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ std::vector<std::vector<Result>> run(const Steps& steps, int size, int count) {
     const auto communicator = test::communicator_of(test::meet(meeting, listener));
     const Layout layout = Steps::layout();
     const Tensor grads = host_zeros({layout.total}, DType::f32);
-    Bucketer bucketer(*communicator, layout, grads, cpu(), 2);
+    Bucketer bucketer(*communicator, layout, grads, cpu(), {.extras = 2});
     for (int step = 0; step < count; ++step) {
       steps.run(bucketer, grads, step, meeting.rank);
       const auto g = grads.span<float>();
@@ -119,14 +119,16 @@ class Recorder final : public Communicator {
   int rank() const override { return 0; }
   int size() const override { return 2; }
   const char* engine() const override { return "recorder"; }
+  bool capturable() const override { return false; }
   std::shared_ptr<Work> all_reduce_sum(const Stream& stream, const Tensor& tensor, const Place& place) override {
     issued.push_back(place);
     lengths.push_back(tensor.numel());
     return single_->all_reduce_sum(stream, tensor, place);
   }
   std::shared_ptr<Work> broadcast(const Stream& stream, const Tensor& tensor, int root, const Place& place) override { return single_->broadcast(stream, tensor, root, place); }
+  std::shared_ptr<Work> all_gather(const Stream& stream, const Tensor& mine, const Tensor& all, const Place& place) override { return single_->all_gather(stream, mine, all, place); }
   void barrier(Milliseconds, const std::string&) override {}
-  void watch(const Stream&, Clock::time_point, const std::string&) override {}
+  void check(const std::string&) override {}
   void abort(const std::string&) noexcept override {}
 
   std::vector<Place> issued;
@@ -136,20 +138,20 @@ class Recorder final : public Communicator {
   std::unique_ptr<Communicator> single_ = single_communicator();
 };
 
-Layout three_buckets() { return make_layout({{"a", DType::f32, {64}}, {"b", DType::f32, {64}}, {"c", DType::f32, {64}}, {"d", DType::f32, {64}}}, {256, 512}); }   // d; c b; a
+Layout three_buckets() { return make_layout({{"a", DType::f32, {64}}, {"b", DType::f32, {64}}, {"c", DType::f32, {64}}, {"d", DType::f32, {64}}}, {256, 512}); }   // a; b c; d
 
 TEST_CASE("bucketer: a bucket goes when it is complete and its turn has come", "[cpu]") {
   Recorder recorder;
   const Layout layout = three_buckets();
-  Bucketer bucketer(recorder, layout, host_zeros({layout.total}, DType::f32), cpu(), 1);
+  Bucketer bucketer(recorder, layout, host_zeros({layout.total}, DType::f32), cpu(), {.extras = 1});
   CHECK(bucketer.plan_length() == 4);
   bucketer.begin(10);
-  bucketer.mark_ready(0);      // complete, but not its turn
-  bucketer.mark_ready(2);
+  bucketer.mark_ready(3);      // complete, but not its turn
+  bucketer.mark_ready(1);
   CHECK(recorder.issued.empty());
-  bucketer.mark_missing(3);
+  bucketer.mark_missing(0);
   REQUIRE(recorder.issued.size() == 1);
-  bucketer.mark_ready(1);      // and the one behind it goes too
+  bucketer.mark_ready(2);      // and the one behind it goes too
   REQUIRE(recorder.issued.size() == 3);
   bucketer.finish();
   REQUIRE(recorder.issued.size() == 4);
@@ -157,14 +159,58 @@ TEST_CASE("bucketer: a bucket goes when it is complete and its turn has come", "
   CHECK(recorder.issued[1].phase == "bucket 1 of step 10");
   CHECK(recorder.issued[3].phase == "trailer of step 10");
   CHECK(recorder.lengths == std::vector<std::int64_t>{64, 128, 64, 5});
-  CHECK(bucketer.unused_everywhere() == std::vector<int>{3});
+  CHECK(bucketer.unused_everywhere() == std::vector<int>{0});
 
   bucketer.begin(11);   // nothing marked: the same plan
-  bucketer.mark_used(3);
+  bucketer.mark_used(0);
   bucketer.finish();
   CHECK(recorder.issued.size() == 8);
   CHECK(std::vector<std::int64_t>(recorder.lengths.begin() + 4, recorder.lengths.end()) == std::vector<std::int64_t>{64, 128, 64, 5});
-  CHECK(bucketer.unused_everywhere() == std::vector<int>{0, 1, 2});
+  CHECK(bucketer.unused_everywhere() == std::vector<int>{1, 2, 3});
+}
+
+TEST_CASE("bucketer: a bucket that is ready early waits for the exchanges that go before it", "[cpu]") {
+  Recorder recorder;
+  const Layout layout = three_buckets();
+  Bucketer bucketer(recorder, layout, host_zeros({layout.total}, DType::f32), cpu(), {.exchanges_before = {0, 2, 2}, .slots_before = 3});
+  CHECK(bucketer.plan_length() == 7);
+  std::vector<std::size_t> issued;   // buckets at each exchange
+  const auto exchange = [&] { bucketer.exchange([&] { issued.push_back(recorder.issued.size()); }); };
+  for (const bool early : {true, false}) {
+    recorder.issued.clear();
+    issued.clear();
+    bucketer.begin(2);
+    bucketer.mark_ready(0);
+    if (early) {
+      for (const int p : {1, 2, 3}) bucketer.mark_missing(p);
+    }
+    exchange();
+    if (!early) bucketer.mark_ready(1);
+    exchange();
+    for (const int p : {2, 3}) {
+      if (!early) bucketer.mark_ready(p);
+    }
+    if (!early) CHECK(recorder.issued.size() == 3);
+    exchange();
+    CHECK(issued == std::vector<std::size_t>{1, 1, 3});
+    bucketer.finish();
+    REQUIRE(recorder.issued.size() == 4);
+    for (std::size_t i = 0; i < 4; ++i) CHECK(recorder.issued[i].tag == 2 * 7 + 3 + i);
+  }
+  bucketer.begin(3);
+  expect_throws<InvalidArgument>(exchange, "the gradient of a is not complete before exchange 0 of backward");
+  expect_throws<InvalidArgument>([&] { Bucketer(recorder, layout, host_zeros({layout.total}, DType::f32), cpu(), {.exchanges_before = {0, 2, 1}}); }, "must not fall");
+}
+
+TEST_CASE("bucketer: a rehearsed swap sends two buckets in each other's place", "[cpu]") {
+  Recorder recorder;
+  const Layout layout = three_buckets();
+  Bucketer bucketer(recorder, layout, host_zeros({layout.total}, DType::f32), cpu());
+  bucketer.set_fault({.swap_a = 0, .swap_b = 1});
+  bucketer.begin(0);
+  bucketer.finish();
+  CHECK(recorder.lengths == std::vector<std::int64_t>{128, 64, 64, 4});
+  CHECK(recorder.issued[0].phase == "bucket 1 of step 0");
 }
 
 TEST_CASE("bucketer: errors of the caller name the parameter", "[cpu]") {

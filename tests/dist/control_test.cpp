@@ -1,25 +1,29 @@
-// The meeting of the ranks: who comes, who does not, and strangers.
+// The ranks' side of the control connections: exchanges on two lines, waits that end, stop wishes, and who is let in.
 #include "dist/control.h"
 
+#include <atomic>
 #include <thread>
 
+#include "tests/dist/job.h"
 #include "tests/dist/ranks.h"
 #include "tests/support.h"
 
 namespace detr::dist {
 namespace {
 
+using detr::test::expect_throws;
+using test::after;
+using test::Job;
 using test::meet;
 using test::run_ranks;
-
-Clock::time_point after(int milliseconds) { return Clock::now() + Milliseconds(milliseconds); }
+using test::text_of;
 
 TEST_CASE("control: every rank gets every rank's bytes", "[cpu]") {
   for (int size = 1; size <= 4; ++size) {
     std::vector<std::vector<std::string>> got(static_cast<std::size_t>(size));
     const auto part = [](int rank, int round) { return std::string(static_cast<std::size_t>(rank * 100000 * round), static_cast<char>('a' + rank)); };
-    const auto thrown = run_ranks(size, [&](const Meeting& meeting, const Listener& listener) {
-      const auto control = meet(meeting, listener);
+    const auto thrown = run_ranks(size, [&](const Meeting& meeting) {
+      const auto control = meet(meeting);
       for (int round = 0; round < 20; ++round) got[static_cast<std::size_t>(meeting.rank)] = control->all_gather(part(meeting.rank, round), "round", after(10000));
     });
     for (int rank = 0; rank < size; ++rank) {
@@ -30,90 +34,197 @@ TEST_CASE("control: every rank gets every rank's bytes", "[cpu]") {
   }
 }
 
+TEST_CASE("control: only rank 0 gets what is gathered to the root", "[cpu]") {
+  Job job(3);
+  std::vector<std::vector<std::string>> got(3);
+  CHECK(job.run([&](int rank, Control& control) { got[static_cast<std::size_t>(rank)] = control.gather_to_root(concat("of ", rank), "results", after(10000)); }).empty());
+  CHECK(got[0] == std::vector<std::string>{"of 0", "of 1", "of 2"});
+  CHECK(got[1].empty());
+  CHECK(got[2].empty());
+}
+
+TEST_CASE("control: a part has a largest size, and two lines wait at once", "[cpu]") {
+  Job job(2);
+  std::atomic<int> right{0};
+  const auto texts = job.run([&](int rank, Control& control) {
+    std::thread loader([&] {
+      for (int step = 0; step < 200; ++step) {
+        const auto all = control.all_gather(concat(rank, " at ", step), concat("step ", step), after(20000), Line::loader);
+        if (all[1] == concat("1 at ", step)) ++right;
+      }
+    });
+    for (int round = 0; round < 20; ++round) {
+      const std::string large(std::size_t{1} << 20U, static_cast<char>('a' + rank));
+      const auto all = control.all_gather(large, concat("round ", round), after(20000));
+      if (all[0].front() == 'a' && all[1].size() == large.size()) ++right;
+    }
+    loader.join();
+  });
+  expect_throws<InvalidArgument>([&] { job.rank(0).all_gather(std::string((std::size_t{64} << 20U) + 1, 'x'), "large", after(1000)); }, "at most 67108864");
+  expect_throws<InvalidArgument>([&] { job.rank(0).all_gather("", std::string(257, 'x'), after(1000)); }, "at most 256");
+  expect_throws<InvalidArgument>([&] { job.rank(0).all_gather("", "more", after(1000)); }, "this rank has left");
+  CHECK(texts.empty());
+  CHECK(right == 2 * 220);
+}
+
+TEST_CASE("control: a cancelled wait throws, and the line can be used again", "[cpu]") {
+  Job job(2);
+  std::vector<std::string> got;
+  std::string waiting, later;
+  const auto texts = job.run([&](int rank, Control& control) {
+    if (rank == 0) {
+      std::thread canceller([&] {
+        std::this_thread::sleep_for(Milliseconds(200));
+        control.cancel(Line::loader);
+      });
+      waiting = text_of<CommError>([&] { control.all_gather("old", "step 5", after(300), Line::loader); });
+      canceller.join();
+      later = text_of<CommError>([&] { control.all_gather("", "step 6", after(20000), Line::loader); });
+      std::this_thread::sleep_for(Milliseconds(500));   // past the deadline of the wait that was cancelled
+      control.reopen(Line::loader);
+      got = control.all_gather("new", "step 9", after(20000), Line::loader);
+    } else {
+      std::this_thread::sleep_for(Milliseconds(900));
+      control.all_gather("other", "step 9", after(20000), Line::loader);
+    }
+    control.all_gather("", "end", after(20000));   // the other line was not touched
+  });
+  CHECK(texts.empty());
+  CHECK(waiting == "rank 0: step 5: cancelled");
+  CHECK(later == "rank 0: step 6: cancelled");
+  CHECK(got == std::vector<std::string>{"new", "other"});
+  CHECK_FALSE(job.hub().failure());
+}
+
+TEST_CASE("control: a stop wish of one rank, or of the hub, reaches all", "[cpu]") {
+  for (const bool by_rank : {true, false}) {
+    Job job(3);
+    std::atomic<int> before{0};
+    const auto texts = job.run([&](int rank, Control& control) {
+      before += control.stop_wished() ? 1 : 0;
+      control.all_gather("", "start", after(10000));
+      if (by_rank && rank == 2) control.wish_stop();
+      if (!by_rank && rank == 2) job.hub().stop();
+      for (int i = 0; i < 2000 && !control.stop_wished(); ++i) std::this_thread::sleep_for(Milliseconds(5));
+      if (!control.stop_wished()) throw CommError("no wish came");
+    });
+    CHECK(texts.empty());
+    CHECK(before == 0);
+  }
+}
+
 TEST_CASE("control: those that do not come are named, and all give up", "[cpu]") {
   const Clock::time_point start = Clock::now();
-  const auto thrown = run_ranks(4, [&](const Meeting& meeting, const Listener& listener) {
-    if (meeting.rank != 1 && meeting.rank != 3) static_cast<void>(meet(meeting, listener));
+  const auto thrown = run_ranks(4, [&](const Meeting& meeting) {
+    if (meeting.rank != 1 && meeting.rank != 3) meet(meeting)->all_gather("", "manifest", after(20000));
   }, Milliseconds(500));
-  CHECK(thrown[0] == "rank 0: control: ranks 1, 3 did not come within 500 ms");
-  const bool own_deadline = thrown[2] == "rank 2: control: no reply of rank 0 in time";   // it may be the first of the two
-  CHECK((own_deadline || thrown[2] == thrown[0]));
-  CHECK(Clock::now() - start < Milliseconds(2500));
+  for (const std::size_t rank : {0U, 2U}) CHECK(thrown[rank] == "ranks 1, 3: did not come within the start timeout");
+  CHECK(Clock::now() - start < Milliseconds(5000));
 }
 
-TEST_CASE("control: nobody listens", "[cpu]") {
+TEST_CASE("control: nobody listens, and a hub that is silent", "[cpu]") {
   int port = 0;
   { port = Listener().port(); }
-  detr::test::expect_throws<CommError>([&] { Control::join({1, 2, "127.0.0.1", port, "t", Milliseconds(200)}); }, "rank 1: control: cannot connect to 127.0.0.1");
+  ControlOptions options{1, 2, "t", Milliseconds(200), Milliseconds(1000), {}};
+  expect_throws<CommError>([&] { Control::connect("127.0.0.1", port, options); }, "rank 1: control: cannot connect to 127.0.0.1");
+  const Listener silent;
+  expect_throws<CommError>([&] { Control::connect("127.0.0.1", silent.port(), options); }, "rank 1: control: no welcome of the hub in time");
+  auto pair = socket_pair();
+  { const Socket closed = std::move(pair.second); }
+  expect_throws<CommError>([&] { Control::over(std::move(pair.first), options); }, "rank 1: control: the hub closed the connection");
+  expect_throws<InvalidArgument>([&] { Control::over(Socket(), {2, 2, "t", Milliseconds(1), Milliseconds(1), {}}); }, "rank 2 of 2");
 }
 
-TEST_CASE("control: strangers and other jobs are turned away, the job goes on", "[cpu]") {
+TEST_CASE("control: another job's rank, another size and a second of one rank are refused, the job goes on", "[cpu]") {
   std::vector<std::string> got;
-  std::string foreign;
-  const auto thrown = run_ranks(3, [&](const Meeting& meeting, const Listener& listener) {
-    if (meeting.rank == 1) {   // before it comes itself: silence, rubbish, a huge length, another token
-      const Socket silent = connect_to("127.0.0.1", meeting.port, after(2000));
-      const Socket rubbish = connect_to("127.0.0.1", meeting.port, after(2000));
-      static_cast<void>(rubbish.write("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", after(2000)));
-      std::string huge = encode({Frame::Kind::hello, std::string(16, 'x')});
-      huge[12] = 1;   // 4 GiB
-      const Socket large = connect_to("127.0.0.1", meeting.port, after(2000));
-      static_cast<void>(large.write(huge, after(2000)));
+  std::string foreign, second, size;
+  const auto thrown = run_ranks(3, [&](const Meeting& meeting) {
+    const auto control = meet(meeting);
+    control->all_gather("", "here", after(20000));
+    if (meeting.rank == 1) {
       Meeting other = meeting;
       other.token = "another job";
-      other.timeout = Milliseconds(2000);
-      try {
-        static_cast<void>(Control::join(other));
-      } catch (const CommError& error) {
-        foreign = error.what();
-      }
-      meet(meeting, listener)->all_gather("one", "parts", after(10000));
-    } else {
-      const auto parts = meet(meeting, listener)->all_gather(meeting.rank == 0 ? "zero" : "two", "parts", after(10000));
-      if (meeting.rank == 0) got = parts;
+      foreign = text_of<CommError>([&] { meet(other); });
+      second = text_of<ConfigError>([&] { meet(meeting); });
+      other = meeting;
+      other.size = 4;
+      size = text_of<ConfigError>([&] { meet(other); });
     }
+    const auto parts = control->all_gather(concat(meeting.rank), "parts", after(20000));
+    if (meeting.rank == 0) got = parts;
   });
   for (const std::string& text : thrown) CHECK(text.empty());
-  CHECK(got == std::vector<std::string>{"zero", "one", "two"});
-  CHECK(foreign == "rank 1: control: rank 0 closed its connection");
+  CHECK(got == std::vector<std::string>{"0", "1", "2"});
+  CHECK(foreign == "rank 1: control: the hub closed the connection");
+  CHECK(second == "rank 1: refused: there is a rank 1 already");
+  CHECK(size == "rank 1: refused: this job has 3 ranks; here comes rank 1 of 4");
 }
 
-TEST_CASE("control: the second of two with one rank is refused, the job goes on", "[cpu]") {
-  std::string refused;
-  const auto thrown = run_ranks(3, [&](const Meeting& meeting, const Listener& listener) {
-    if (meeting.rank == 2) {   // greets as rank 1 until the real one must have come, then as itself
-      std::this_thread::sleep_for(Milliseconds(300));
-      Meeting same = meeting;
-      same.rank = 1;
-      try {
-        static_cast<void>(Control::join(same));
-      } catch (const CommError& error) {
-        refused = error.what();
-      }
-    }
-    static_cast<void>(meet(meeting, listener));
-  });
-  for (const std::string& text : thrown) CHECK(text.empty());
-  CHECK(refused.find("there is a rank 1 already") != std::string::npos);
-}
-
-TEST_CASE("control: a rank that fails, leaves or is late is named everywhere", "[cpu]") {
-  const auto run = [](const std::function<void(Control&)>& rank2) {
-    return run_ranks(4, [&](const Meeting& meeting, const Listener& listener) {
-      const auto control = meet(meeting, listener);
-      if (meeting.rank == 2) return rank2(*control);
-      control->all_gather("", "manifest", after(meeting.rank == 0 ? 500 : 5000));
+TEST_CASE("control: a rank that fails, goes, leaves or is late is named everywhere", "[cpu]") {
+  const auto run = [](const std::function<void(Control&)>& rank2, const std::string& text, int code) {
+    Job job(4);
+    const auto texts = job.run([&](int rank, Control& control) {
+      if (rank != 2) control.all_gather("", "manifest", after(rank == 0 ? 500 : 20000));
+      if (rank == 2) rank2(control);
     });
-  };
-  const auto expect = [](const std::vector<std::string>& thrown, const std::string& text) {
     for (const int rank : {0, 1, 3}) {
-      INFO("rank " << rank << ": " << thrown[static_cast<std::size_t>(rank)]);
-      CHECK(thrown[static_cast<std::size_t>(rank)].find(text) != std::string::npos);
+      INFO("rank " << rank);
+      REQUIRE(texts.contains(rank));
+      CHECK(texts.at(rank) == text);
     }
+    REQUIRE(job.hub().failure());
+    CHECK(job.hub().failure()->text == text);
+    CHECK(job.hub().failure()->rank == 2);
+    CHECK(job.hub().failure()->code == code);
   };
-  expect(run([](Control& r) { r.fail("rank 2: load: no such file"); }), "rank 2: load: no such file");
-  expect(run([](Control&) {}), "rank 0: manifest: rank 2 closed its connection");
-  expect(run([](Control&) { std::this_thread::sleep_for(Milliseconds(1500)); }), "rank 0: manifest: rank 2 did not come in time");
+  run([](Control& r) { r.fail(3, "rank 2: load: no such file"); }, "rank 2: load: no such file", 3);
+  run([](Control&) { throw CommError("goes without a word"); }, "rank 2: lost: its connection closed; start", 6);
+  run([](Control& r) {
+    r.enter("update", 417);
+    std::this_thread::sleep_for(Milliseconds(3000));
+  }, "rank 2: has not come to manifest by its deadline; step 417, update", 6);
+}
+
+TEST_CASE("control: after fail() calls throw, a second one does not count, and the verdict comes", "[cpu]") {
+  Job job(2);
+  std::optional<Failure> verdict, early;
+  std::string lost, more, before;
+  const auto texts = job.run([&](int rank, Control& control) {
+    if (rank == 1) {
+      control.fail(kPeerCode, "rank 1: lost a peer");
+      control.fail(3, "rank 1: a consequence");
+      lost = control.lost_peer();
+      more = text_of<CommError>([&] { control.all_gather("", "more", after(5000)); });
+      verdict = control.verdict(after(20000));
+    } else {
+      std::this_thread::sleep_for(Milliseconds(300));
+      before = control.lost_peer();
+      early = control.verdict(after(0));
+      control.fail(5, "rank 0: diverged");
+    }
+  });
+  CHECK(texts.empty());
+  CHECK(lost == "rank 1: lost a peer");
+  CHECK(more == "rank 1: lost a peer");
+  CHECK(before.empty());
+  CHECK_FALSE(early);
+  REQUIRE(verdict);
+  CHECK(verdict->rank == 0);
+  CHECK(verdict->code == 5);
+  CHECK(verdict->text == "rank 0: diverged");
+}
+
+TEST_CASE("control: a silent hub ends a wait all the same", "[cpu]") {
+  auto [own, other] = socket_pair();
+  std::thread hub([&other = other] {   // welcomes, and never answers
+    Outbox out;
+    out.push(encode({Frame::Kind::welcome, {}}));
+    static_cast<void>(out.flush(other));
+  });
+  const auto control = Control::over(std::move(own), {0, 2, "t", Milliseconds(20000), Milliseconds(1000), {}});
+  hub.join();
+  expect_throws<CommError>([&] { control->all_gather("", "manifest", after(100)); }, "rank 0: manifest: no word of the hub in time");
+  expect_throws<CommError>([&] { control->all_gather("", "more", after(100)); }, "rank 0: manifest: no word of the hub in time");
 }
 
 }  // namespace

@@ -13,12 +13,12 @@ namespace {
 
 /// Steps for ever, with `fault` before the given gradient of step 5 on the rank that fails. Returns 10 after a CommError that names this rank and a
 /// step, within `limit` of step 5; 11 if it came late; 12 if its text is wrong.
-int train(const Meeting& meeting, const Listener& listener, int failing, std::size_t at, Milliseconds timeout, Milliseconds limit, const std::function<void()>& fault) {
-  const auto communicator = test::communicator_of(test::meet(meeting, listener), timeout);
+int train(const Meeting& meeting, int failing, std::size_t at, Milliseconds timeout, Milliseconds limit, const std::function<void()>& fault) {
+  const auto communicator = test::communicator_of(test::meet(meeting), timeout);
   const Stream stream = Stream::cpu(1);
   const Layout layout = test::Steps::layout();
   const Tensor grads = host_zeros({layout.total}, DType::f32);
-  Bucketer bucketer(*communicator, layout, grads, stream, 1, timeout);
+  Bucketer bucketer(*communicator, layout, grads, stream, {.extras = 1, .timeout = timeout});
   Clock::time_point start = Clock::now();
   try {
     for (std::int64_t step = 0;; ++step) {
@@ -39,7 +39,7 @@ int train(const Meeting& meeting, const Listener& listener, int failing, std::si
 }
 
 void expect_all_end(int size, int failing, std::size_t at, Milliseconds timeout, Milliseconds limit, const std::function<void()>& fault, bool doomed) {
-  const auto endings = test::run_processes(size, [&](const Meeting& meeting, const Listener& listener) { return train(meeting, listener, failing, at, timeout, limit, fault); },
+  const auto endings = test::run_processes(size, [&](const Meeting& meeting) { return train(meeting, failing, at, timeout, limit, fault); },
                                            Milliseconds(30000), doomed ? std::vector<int>{failing} : std::vector<int>{});
   for (int rank = 0; rank < size; ++rank) {
     const test::Ending& ending = endings[static_cast<std::size_t>(rank)];

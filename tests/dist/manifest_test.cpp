@@ -25,7 +25,7 @@ TEST_CASE("manifest: the first difference as text", "[cpu]") {
   CHECK(difference(manifest_of("7", {kTwo[1], kTwo[0]})) == "rank 2: has parameter 0 head.bias where rank 0 has parameter 0 neck.weight");
   CHECK(difference(manifest_of("7", {kTwo[0]})) == "rank 2: has bucket 0 where rank 0 has parameter 1 head.bias");
   CHECK(difference(manifest_of("7", {{"neck.weight", DType::f64, {256, 1, 1, 256}}, {"head.bias", DType::f64, {80}}})) == "rank 2: gradient dtype is f64, rank 0 has f32");
-  CHECK(difference(manifest_of("7", kTwo, {4, 4})) == "rank 2: bucket 0 is elements 0 to 128, parameters 1 to 1, rank 0 has elements 0 to 65664, parameters 0 to 1");
+  CHECK(difference(manifest_of("7", kTwo, {4, 4})) == "rank 2: bucket 0 is elements 0 to 65536, parameters 0 to 0, rank 0 has elements 0 to 65664, parameters 0 to 1");
   Manifest shorter;
   shorter.add("seed", "7");
   CHECK(difference(shorter) == "rank 2: there is no gradient dtype, rank 0 has f32");

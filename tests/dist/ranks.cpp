@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <exception>
 #include <thread>
 
 #include "dist/build.h"
@@ -14,14 +15,27 @@
 
 namespace detr::dist::test {
 
-std::vector<std::string> run_ranks(int size, const std::function<void(const Meeting&, const Listener&)>& body, Milliseconds timeout) {
-  const Listener listener;
+namespace {
+
+const char* const kToken = "a token of this test";
+
+HubOptions hub_options(int size, Milliseconds timeout) { return {size, kToken, timeout, timeout, {}}; }
+
+}  // namespace
+
+ControlOptions options_of(const Meeting& meeting) { return {meeting.rank, meeting.size, meeting.token, meeting.timeout, meeting.timeout, {}}; }
+
+std::vector<std::string> run_ranks(int size, const std::function<void(const Meeting&)>& body, Milliseconds timeout) {
+  Listener listener;
+  const int port = listener.port();
+  Hub hub(hub_options(size, timeout));
+  hub.listen(std::move(listener));
   std::vector<std::string> thrown(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        body({rank, size, "127.0.0.1", listener.port(), "a token of this test", timeout}, listener);
+        body({rank, size, "127.0.0.1", port, kToken, timeout});
       } catch (const std::exception& error) {
         thrown[static_cast<std::size_t>(rank)] = error.what();
       }
@@ -31,8 +45,11 @@ std::vector<std::string> run_ranks(int size, const std::function<void(const Meet
   return thrown;
 }
 
-std::shared_ptr<Control> meet(const Meeting& meeting, const Listener& listener) {
-  return meeting.rank == 0 ? Control::host(meeting, listener) : Control::join(meeting);
+std::shared_ptr<Control> meet(const Meeting& meeting) {
+  const std::shared_ptr<Control> control = Control::connect(meeting.host, meeting.port, options_of(meeting));
+  return {control.get(), [control](Control* c) {
+            if (std::uncaught_exceptions() == 0) c->leave();
+          }};
 }
 
 std::unique_ptr<Communicator> communicator_of(const std::shared_ptr<Control>& control, Milliseconds timeout) {
@@ -44,8 +61,10 @@ std::unique_ptr<Communicator> communicator_of(const std::shared_ptr<Control>& co
   }
 }
 
-std::vector<Ending> run_processes(int size, const std::function<int(const Meeting&, const Listener&)>& body, Milliseconds limit, const std::vector<int>& doomed) {
-  const Listener listener;
+std::vector<Ending> run_processes(int size, const std::function<int(const Meeting&)>& body, Milliseconds limit, const std::vector<int>& doomed, Milliseconds timeout,
+                                  const std::function<void(Hub&, const std::vector<pid_t>&)>& watch) {
+  Listener listener;
+  const int port = listener.port();
   std::vector<pid_t> processes;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t process = ::fork();
@@ -53,7 +72,7 @@ std::vector<Ending> run_processes(int size, const std::function<int(const Meetin
       static_cast<void>(::prctl(PR_SET_PDEATHSIG, SIGKILL));
       int code = 99;
       try {
-        code = body({rank, size, "127.0.0.1", listener.port(), "a token of this test", Milliseconds(20000)}, listener);
+        code = body({rank, size, "127.0.0.1", port, kToken, timeout});
       } catch (const std::exception& error) {
         const std::string line = concat("rank ", rank, " threw: ", error.what(), "\n");
         static_cast<void>(!::write(2, line.data(), line.size()));
@@ -62,6 +81,8 @@ std::vector<Ending> run_processes(int size, const std::function<int(const Meetin
     }
     processes.push_back(process);
   }
+  Hub hub(hub_options(size, timeout));
+  hub.listen(std::move(listener));
   std::vector<Ending> endings(processes.size());
   std::vector<bool> ended(processes.size(), false);
   const Clock::time_point deadline = Clock::now() + limit;
@@ -72,6 +93,7 @@ std::vector<Ending> run_processes(int size, const std::function<int(const Meetin
       int status = 0;
       if (!ended[r] && ::waitpid(processes[r], &status, WNOHANG) == processes[r]) {
         ended[r] = true;
+        hub.child_ended(static_cast<int>(r), status);
         endings[r] = {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
       }
       wanted_left |= !ended[r] && !is_doomed(r);
@@ -82,6 +104,7 @@ std::vector<Ending> run_processes(int size, const std::function<int(const Meetin
         if (!ended[r]) static_cast<void>(::kill(processes[r], SIGKILL));
       }
     }
+    if (watch) watch(hub, processes);
     std::this_thread::sleep_for(Milliseconds(5));
   }
   return endings;

@@ -1,6 +1,7 @@
 #include "runtime/stream.h"
 
 #include "runtime/gpus.h"
+#include "tests/gpu.h"
 #include "tests/support.h"
 
 using namespace detr;
@@ -100,11 +101,38 @@ TEST_CASE("stream: on the CPU an op has run when its call returns", "[cpu]") {
   Event event = stream.record();
   event.wait();
   Event().wait();
+  CHECK(event.passed());
+  CHECK(Event().passed());
+  CHECK_FALSE(stream.is_capturing());
+  stream.enter_thread();
   expect_throws<InvalidArgument>([&] { event.milliseconds_since(Event()); }, "event: the CPU has no times");
   bool ran = false;
   expect_throws<InvalidArgument>([&] { stream.capture([&] { ran = true; }); }, "capture: a stream on the CPU has no graphs");
   CHECK_FALSE(ran);
   CHECK_FALSE(Graph().defined());
+}
+
+TEST_CASE("stream: an event of a GPU is passed once the work before it is done", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  const Stream stream = Stream::cuda(0, 1);
+  stream.enter_thread();
+  const Tensor from = stream.zeros({1 << 26}, DType::f32);   // 256 MiB
+  Tensor to = stream.empty_like(from);
+  int asked_in_vain = 0;
+  for (int i = 0; i < 100; ++i) stream.copy(from, to);
+  const Event event = stream.record();
+  while (!event.passed()) ++asked_in_vain;
+  CHECK(asked_in_vain > 0);
+  CHECK(event.passed());
+  bool in_capture = false;
+  const Graph graph = stream.capture([&] {
+    in_capture = stream.is_capturing();
+    stream.copy(from, to);
+  });
+  CHECK(in_capture);
+  CHECK_FALSE(stream.is_capturing());
+  graph.launch(stream);   // "not ready" is no error that a later call finds
+  stream.wait();
 }
 
 TEST_CASE("stream: a GPU that is not there", "[cpu]") {

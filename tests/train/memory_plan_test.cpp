@@ -41,7 +41,7 @@ MemoryRequest r50(std::int64_t pictures) { return request_for(models::variant_co
 /// Bytes in use of the step's own memory after each part of it.
 struct Trace {
   Trace(const Stream& stream, const models::ModelConfig& config)
-      : model(config), store(model.parameters(), stream, DType::f32), optimizer(store, stream, Rig::quick()), step(model, store, optimizer, stream, false) {
+      : model(config), store(model.parameters(), stream, DType::f32), optimizer(store, stream, Rig::quick()), step(model, store, optimizer, stream, {.graphs = false}) {
     step.after_part = [this](const std::string& part) {
       parts.push_back(part);
       bytes.push_back(step.stream().allocator().bytes_in_use());

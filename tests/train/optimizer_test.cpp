@@ -170,6 +170,23 @@ TEST_CASE("check_step: a loss that is not finite or an unsolved matching stops t
   expect_throws<InvalidArgument>([&] { kernels::check_step(stream, loss, {}, few); }, "check_step: scalars must be f64(5)");
 }
 
+TEST_CASE("check_votes: a step is made by all ranks or by none", "[cpu]") {
+  const Stream stream = Stream::cpu(1);
+  const auto applied = [&](const std::vector<double>& votes, double wanted, double apply) {
+    Tensor scalars = host_tensor<double>({kernels::kScalars}, std::vector<double>(kernels::kScalars, apply));
+    kernels::check_votes(stream, host_tensor(Shape{std::ssize(votes)}, votes), wanted, scalars);
+    for (int i = 0; i < kernels::kScalars; ++i) CHECK((i == kernels::kApply || scalars.data<double>()[i] == apply));
+    return scalars.data<double>()[kernels::kApply];
+  };
+  CHECK(applied({3}, 3, 1) == 1);
+  CHECK(applied({3, 3}, 3, 1) == 1);
+  CHECK(applied({3, 3}, 3, 0) == 0);
+  CHECK(applied({3, 2}, 3, 1) == 0);
+  CHECK(applied({0, 3}, 3, 1) == 0);
+  CHECK(applied({kNan}, 1, 1) == 0);
+  expect_throws<InvalidArgument>([&] { applied({}, 1, 1); }, "check_votes: votes (n) f64");
+}
+
 TEST_CASE("restore_unless_applied: statistics of a step that is not made", "[cpu]") {
   const Stream stream = Stream::cpu(1);
   Tensor scalars = host_zeros({kernels::kScalars}, DType::f64);

@@ -17,12 +17,13 @@ train::OptimizerConfig Rig::quick() {
 Rig::Rig(std::uint64_t seed, const models::ModelConfig& config, int threads, const train::OptimizerConfig& optimizer_config)
     : Rig(Stream::cpu(threads), DType::f32, true, seed, config, optimizer_config) {}
 
-Rig::Rig(const Stream& on, DType compute, bool graphs, std::uint64_t seed, const models::ModelConfig& config, const train::OptimizerConfig& optimizer_config)
+Rig::Rig(const Stream& on, DType dtype, DType compute, const train::StepOptions& options, std::uint64_t seed, const models::ModelConfig& config,
+         const train::OptimizerConfig& optimizer_config)
     : stream(on),
       model(config),
-      store(model.parameters(), stream, DType::f32, compute),
+      store(model.parameters(), stream, dtype, compute),
       optimizer(store, stream, optimizer_config),
-      step(model, store, optimizer, stream, graphs) {
+      step(model, store, optimizer, stream, options) {
   store.initialise(seed);
 }
 

@@ -16,6 +16,10 @@ struct Rig {
                const train::OptimizerConfig& optimizer_config = quick());
   /// On any stream; the model computes in `compute`, weights are f32. `graphs`: see train::Step.
   Rig(const Stream& on, DType compute, bool graphs, std::uint64_t seed = 0, const models::ModelConfig& config = tiny_config(),
+      const train::OptimizerConfig& optimizer_config = quick())
+      : Rig(on, DType::f32, compute, {.graphs = graphs}, seed, config, optimizer_config) {}
+  /// With weights of any dtype, several micro-batches or ranks.
+  Rig(const Stream& on, DType dtype, DType compute, const train::StepOptions& options, std::uint64_t seed = 0, const models::ModelConfig& config = tiny_config(),
       const train::OptimizerConfig& optimizer_config = quick());
   Rig(const Rig&) = delete;
   Rig& operator=(const Rig&) = delete;

@@ -2,6 +2,7 @@
 #include "dist/nccl/communicator.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "dist/bucketer.h"
 #include "runtime/gpus.h"
@@ -19,8 +20,8 @@ int ranks() { return std::min<int>(4, static_cast<int>(list_gpus().size())); }
 
 void run(const std::function<void(Communicator&, const Stream&)>& body) {
   static_cast<void>(set_nccl_environment());
-  const auto thrown = test::run_ranks(ranks(), [&](const Meeting& meeting, const Listener& listener) {
-    const auto control = test::meet(meeting, listener);
+  const auto thrown = test::run_ranks(ranks(), [&](const Meeting& meeting) {
+    const auto control = test::meet(meeting);
     const Stream stream = Stream::cuda(meeting.rank, 1);
     const auto communicator = nccl_communicator(control, stream, kTime, kTime);
     body(*communicator, stream);
@@ -29,7 +30,20 @@ void run(const std::function<void(Communicator&, const Stream&)>& body) {
   for (const std::string& text : thrown) CHECK(text == "");
 }
 
-TEST_CASE("nccl: sums and broadcasts", "[gpu]") {
+TEST_CASE("nccl: ranks that share a GPU get a host id each, unless there is one", "[cpu]") {
+  const char* const names[] = {"NCCL_HOSTID", "NCCL_SOCKET_IFNAME"};
+  for (const char* name : names) ::unsetenv(name);
+  let_ranks_share_a_gpu(3);
+  CHECK(std::string(std::getenv("NCCL_HOSTID")) == "detrtrain-rank-3");
+  CHECK(std::string(std::getenv("NCCL_SOCKET_IFNAME")) == "lo");
+  ::setenv("NCCL_SOCKET_IFNAME", "eth0", 1);
+  let_ranks_share_a_gpu(4);
+  CHECK(std::string(std::getenv("NCCL_HOSTID")) == "detrtrain-rank-3");
+  CHECK(std::string(std::getenv("NCCL_SOCKET_IFNAME")) == "eth0");
+  for (const char* name : names) ::unsetenv(name);
+}
+
+TEST_CASE("nccl: sums, gathers and broadcasts", "[gpu]") {
   if (!cuda_available()) SKIP("no CUDA device");
   std::vector<std::int64_t> wrong(static_cast<std::size_t>(ranks()), -1);
   run([&](Communicator& c, const Stream& stream) {
@@ -49,8 +63,13 @@ TEST_CASE("nccl: sums and broadcasts", "[gpu]") {
       const Tensor whole_host = stream.to_host(whole), real_host = stream.to_host(real);
       for (const std::int64_t x : whole_host.span<std::int64_t>()) count += static_cast<double>(x) != sum ? 1 : 0;
       for (const double x : real_host.span<double>()) count += x != sum ? 1 : 0;
+      const Tensor all = stream.zeros({c.size(), length}, DType::i64);
       stream.copy(host_tensor<std::int64_t>({length}, own), whole);
       stream.wait();
+      c.all_gather(stream, whole, all, {4, "gather"})->wait(stream, Clock::now() + kTime);
+      c.watch(stream.record(), Clock::now() + kTime, "gather");
+      const Tensor gathered = stream.to_host(all);
+      for (std::int64_t i = 0; i < gathered.numel(); ++i) count += gathered.data<std::int64_t>()[i] != i / length + 1 ? 1 : 0;
       c.broadcast(stream, whole, c.size() - 1, {3, "broadcast"})->wait(stream, Clock::now() + kTime);
       c.watch(stream, Clock::now() + kTime, "broadcast");
       const Tensor sent = stream.to_host(whole);
@@ -67,7 +86,7 @@ TEST_CASE("nccl: a bucketer's step, eager and captured, with a parameter missing
   run([&](Communicator& c, const Stream& stream) {
     const Layout layout = make_layout({{"a", DType::f32, {1000}}, {"b", DType::f32, {70}}, {"c", DType::f32, {5000}}}, {256, 4096});
     Tensor grads = stream.zeros({layout.total}, DType::f32);
-    Bucketer bucketer(c, layout, grads, stream, 1);
+    Bucketer bucketer(c, layout, grads, stream, {.extras = 1});
     const Tensor ones = host_tensor<float>({layout.total}, std::vector<float>(static_cast<std::size_t>(layout.total), static_cast<float>(c.rank() + 1)));
     const Tensor extra = host_tensor<double>({1}, std::vector<double>{2.0});
     const Tensor ones_there = stream.to_device(ones), extra_there = stream.to_device(extra);

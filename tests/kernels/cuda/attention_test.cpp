@@ -6,6 +6,7 @@
 
 #include "tests/gpu.h"
 #include "tests/kernels/values.h"
+#include "tests/small.h"
 #include "tests/support.h"
 
 using namespace detr;
@@ -135,7 +136,7 @@ TEST_CASE("attention: CUDA agrees with the CPU", "[gpu]") {
     expect_as_oracle(random_case(1, 130, 66, 2, 64), dtype);
     expect_as_oracle(random_case(1, 66, 130, 1, 96), dtype);
     expect_as_oracle(random_case(1, 50, 70, 1, 128), dtype);
-    expect_as_oracle(random_case(1, 400, 400, 8, 32), dtype);    // AIFI
+    if (!small_tests()) expect_as_oracle(random_case(1, 400, 400, 8, 32), dtype);   // AIFI
   }
 }
 
@@ -144,8 +145,8 @@ TEST_CASE("attention: CUDA agrees with the CPU under the denoising mask", "[gpu]
   for (const DType dtype : {DType::f32, DType::bf16}) {
     expect_as_oracle(masked_case(1, 33, 1, 5, 2, 10), dtype);
     expect_as_oracle(masked_case(2, 71, 2, 32, 3, 15), dtype);
-    expect_as_oracle(masked_case(1, 500, 4, 32, 4, 50), dtype);    // the decoder's
-    expect_as_oracle(masked_case(1, 700, 1, 16, 1, 400), dtype);   // a tile of nothing but padding
+    if (!small_tests()) expect_as_oracle(masked_case(1, 500, 4, 32, 4, 50), dtype);   // the decoder's
+    expect_as_oracle(masked_case(1, 330, 1, 16, 1, 320), dtype);   // slots 256 to 319, a tile, are nothing but padding
     Case shuffled = masked_case(1, 300, 1, 64, 7, 30);             // each group in each tile
     for (std::int64_t i = 0; i < 300; ++i) shuffled.groups.data<std::int64_t>()[i] = i % 9 == 7 ? kPaddingSlot : i * 7 % 5 - 1;
     expect_as_oracle(shuffled, dtype);

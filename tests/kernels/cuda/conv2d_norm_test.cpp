@@ -1,5 +1,12 @@
 #include "kernels/conv2d_norm.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/batch_norm.h"
+#include "kernels/cuda/conv2d_fused.h"
+#include "runtime/build.h"
 #include "tests/gpu.h"
 #include "tests/kernels/values.h"
 
@@ -61,6 +68,64 @@ TEST_CASE("conv2d_norm on CUDA: folding and the fused convolution agree with the
       gpu().wait();
       for (std::int64_t i = 0; i < wanted.numel(); ++i) wanted.data<double>()[i] = weight.data<double>()[i] * scale.data<double>()[i / (wanted.numel() / channels[0])];
       expect_near(rows.values(), wanted, 8 * roundoff(DType::f32));
+    }
+  }
+}
+
+TEST_CASE("conv2d_norm on CUDA: a NaN in any input reaches y, also through an activation", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  enum class Spoilt { x, weight, shift, residual };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<Case> cases = {{{2, 33, 31, 16}, {24, 3, 3, 16}, {1, 1}}, {{1, 20, 20, 64}, {256, 1, 1, 64}, {1, 0}}, {{1, 31, 33, 32}, {32, 3, 3, 32}, {2, 1}},
+                                   {{1, 64, 64, 3}, {32, 3, 3, 3}, {2, 1}},   {{1, 80, 80, 64}, {64, 3, 3, 64}, {1, 1}},  {{1, 5, 6, 5}, {7, 3, 3, 5}, {1, 1}}};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Case& c : cases) {
+      for (const Spoilt spoilt : {Spoilt::x, Spoilt::weight, Spoilt::shift, Spoilt::residual}) {
+        INFO("x " << c.x << ", weight " << c.weight << ", " << dtype << ", spoilt " << static_cast<int>(spoilt));
+        const Shape out = kernels::conv2d_shape(c.x, c.weight, c.options), channels{c.weight[0]};
+        Tensor x = random(c.x, DType::f64, 1), weight = random(c.weight, DType::f64, 2), shift = random(channels, DType::f64, 3), residual = random(out, DType::f64, 4);
+        // The weight's middle tap meets a pixel of x at every pixel of y: at (1, 1) that at (stride, stride).
+        const std::int64_t channel = channels[0] / 2, pixel = (out[2] + 1) * channels[0], stride = c.options.stride;
+        if (spoilt == Spoilt::x) x.data<double>()[(stride * c.x[2] + stride) * c.x[3]] = nan;
+        if (spoilt == Spoilt::weight) weight.data<double>()[((channel * c.weight[1] + c.weight[1] / 2) * c.weight[2] + c.weight[2] / 2) * c.weight[3]] = nan;
+        if (spoilt == Spoilt::shift) shift.data<double>()[channel] = nan;
+        if (spoilt == Spoilt::residual) residual.data<double>()[pixel + channel] = nan;
+        const auto expect_nan = [&](const Tensor& y) {
+          const auto is_nan = [&](std::int64_t i) { return std::isnan(y.data<double>()[i]); };
+          std::int64_t missed = 0;
+          if (spoilt == Spoilt::x) for (std::int64_t o = 0; o < channels[0]; ++o) missed += is_nan(pixel + o) ? 0 : 1;
+          else if (spoilt == Spoilt::residual) missed = is_nan(pixel + channel) ? 0 : 1;
+          else for (std::int64_t i = channel; i < y.numel(); i += channels[0]) missed += is_nan(i) ? 0 : 1;
+          CHECK(missed == 0);
+          const std::vector<double> values = values_of(y);
+          const auto count = std::count_if(values.begin(), values.end(), [](double v) { return std::isnan(v); });
+          if (spoilt == Spoilt::x || spoilt == Spoilt::weight) CHECK(count < y.numel());   // a convolution may spread what it met to some neighbours
+          else CHECK(count == (spoilt == Spoilt::residual ? 1 : y.numel() / channels[0]));
+        };
+        const Tensor gx = on_gpu(x, dtype), gweight = on_gpu(weight, dtype), gshift = on_gpu(shift, DType::f32), gresidual = on_gpu(residual, dtype);
+        for (const Activation activation : {Activation::none, Activation::relu}) {
+          for (const bool added : {false, true}) {
+            if (spoilt == Spoilt::residual && !added) continue;
+            INFO("activation " << static_cast<int>(activation) << ", residual " << added);
+            const Tensor* there = added ? &gresidual : nullptr;
+            Guarded y(out, dtype), fused(out, dtype);
+            kernels::conv2d_shift_forward(gpu(), gx, gweight, gshift, there, activation, c.options, y.tensor);
+            expect_nan(y.values());
+            bool is_fused = false;
+            if constexpr (kHasCuda) is_fused = kernels::cuda::try_fused_forward(gpu(), gx, gweight, gshift, there, activation, c.options, fused.tensor);
+            if (c.x[3] == 64) CHECK(is_fused == (dtype == DType::bf16));   // layers of a model: that NaN is kept has left them an engine
+            if (is_fused) expect_same_bits(fused.values(), y.values());
+          }
+        }
+        if (spoilt == Spoilt::shift || spoilt == Spoilt::residual) continue;
+        // A convolution whose norm is not folded into it, with SiLU.
+        const Tensor ones = gpu().to_device(host_tensor<float>(channels, std::vector<float>(static_cast<std::size_t>(channels[0]), 1)));
+        gpu().wait();
+        Guarded plain(out, dtype), y(out, dtype), mean(channels, DType::f32), rstd(channels, DType::f32);
+        kernels::conv2d_forward(gpu(), gx, gweight, c.options, plain.tensor);
+        kernels::batch_norm_inference(gpu(), plain.tensor, ones, gshift, nullptr, Activation::silu, 1e-5, gshift, ones, y.tensor, mean.tensor, rstd.tensor);
+        expect_nan(y.values());
+      }
     }
   }
 }

@@ -52,7 +52,7 @@ struct Flat {
   Flat(const std::vector<std::int64_t>& sizes, std::int64_t gap) {
     std::vector<std::int64_t> begin, steps;
     std::vector<double> lr, decay;
-    std::vector<std::uint8_t> used;
+    std::vector<double> used;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       size += gap;
       begin.push_back(size);
@@ -60,7 +60,7 @@ struct Flat {
       lr.push_back(0.001 * static_cast<double>(i + 1));
       decay.push_back(i % 2 ? 0.01 : 0);
       steps.push_back(static_cast<std::int64_t>(i * i % 7));
-      used.push_back(i % 5 != 3);
+      used.push_back(i % 5 == 3 ? 0 : static_cast<double>(1 + i % 3));
     }
     size += gap;
     const Shape shape{std::ssize(sizes)};
@@ -68,7 +68,7 @@ struct Flat {
     segments_gpu = {same_on_gpu(segments.begin), same_on_gpu(segments.count), same_on_gpu(segments.lr), same_on_gpu(segments.weight_decay),
                     same_on_gpu(segments.steps), same_on_gpu(segments.used)};
     inside = host_zeros({size}, DType::u8);
-    for (std::size_t i = 0; i < sizes.size(); ++i) std::fill_n(inside.data<std::uint8_t>() + begin[i], sizes[i], used[i]);
+    for (std::size_t i = 0; i < sizes.size(); ++i) std::fill_n(inside.data<std::uint8_t>() + begin[i], sizes[i], static_cast<std::uint8_t>(used[i] != 0));
     grads = rounded(random({size}, DType::f64, 1), DType::f32);
     weights = rounded(random({size}, DType::f64, 2), DType::f32);
     exp_avg = rounded(random({size}, DType::f64, 3), DType::f32);
@@ -235,6 +235,21 @@ TEST_CASE("optimizer: check_step on CUDA", "[gpu]") {
     for (const double bad : {kNaN, kInf, -kInf}) CHECK(applied(dtype, bad, {healthy}, 1) == 0);
     CHECK(applied(dtype, 5, std::vector<std::vector<std::int64_t>>(kMaxStatuses, {-1}), 1) == 1);
   }
+}
+
+TEST_CASE("optimizer: check_votes on CUDA", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  const auto applied = [](const std::vector<double>& votes, double apply) {
+    Tensor scalars = same_on_gpu(scalars_with(2, 3, apply, 4));
+    check_votes(gpu(), same_on_gpu(host_tensor(Shape{std::ssize(votes)}, votes)), 3, scalars);
+    const std::vector<double> values = values_of(from_gpu(scalars));
+    CHECK((values[kLrFactor] == 2 && values[kClip] == 3 && values[kEmaUpdates] == 4));
+    return values[kApply];
+  };
+  CHECK(applied({3, 3}, 1) == 1);
+  CHECK(applied({3}, 0) == 0);   // never back to 1
+  CHECK(applied({3, 2}, 1) == 0);
+  CHECK(applied({kNaN, 3}, 1) == 0);
 }
 
 TEST_CASE("optimizer: restore_unless_applied on CUDA", "[gpu]") {

@@ -1,0 +1,85 @@
+#include "apps/launch.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "apps/supervisor.h"
+#include "runtime/error.h"
+#include "runtime/faults.h"
+#include "runtime/files.h"
+#include "runtime/gpus.h"
+
+namespace detr::apps {
+namespace {
+
+/// The GPUs that this process may use, counted by a child.
+int count_gpus_in_child() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw Error("pipe: ", std::strerror(errno));
+  FileHandle read_end(ends[0]), write_end(ends[1]);
+  const pid_t child = ::fork();
+  if (child < 0) throw Error("fork: ", std::strerror(errno));
+  if (child == 0) {
+    std::string answer;
+    try {
+      answer = std::to_string(list_gpus().size());
+    } catch (const std::exception& error) {
+      answer = concat("!", error.what());
+    }
+    ::_exit(::write(write_end.get(), answer.data(), answer.size()) < 0 ? 1 : 0);
+  }
+  write_end = FileHandle();
+  std::string answer;
+  std::array<char, 512> bytes{};
+  while (true) {
+    const ssize_t got = ::read(read_end.get(), bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    answer.append(bytes.data(), static_cast<std::size_t>(got));
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (answer.starts_with('!')) throw DeviceError(answer.substr(1));
+  if (answer.empty()) throw DeviceError("the GPUs cannot be counted: the driver ended the process that asked");
+  return std::stoi(answer);
+}
+
+}  // namespace
+
+void add_rank_flags(CLI::App& app, RankFlags& flags) {
+  app.add_option("--gpus", flags.gpus, "one rank for each GPU: a number of them, all, or indices such as 0,1,3");
+  app.add_option("--ranks,--nproc-per-node", flags.ranks, "ranks on CPUs (with -d cpu)")->check(whole_number(1, kMostLocalRanks));
+  app.add_option("--nnodes", flags.nodes, "hosts of the job; the same command on each")->check(whole_number(1, kMostRanks));
+  app.add_option("--node-rank", flags.node_rank, "number of this host, from 0 on")->check(whole_number(0, kMostRanks));
+  app.add_option("--rdzv", flags.rendezvous, "HOST:PORT where the host with --node-rank 0 (of other launchers: rank 0) listens");
+  app.add_option("--rdzv-id", flags.rendezvous_id, "name of the job, the same on every host: two jobs never mix");
+  app.add_option("--master-addr", flags.master_addr, "with --master-port the same as --rdzv");
+  app.add_option("--master-port", flags.master_port, "see --master-addr")->check(whole_number(1, 65535));
+  app.add_option("--comm", flags.engine, "nccl, gloo, or auto: NCCL on GPUs, Gloo on CPUs")->check(CLI::IsMember({"auto", "nccl", "gloo"}));
+  app.add_option("--comm-timeout", flags.timeout_s, "seconds after which a rank that others wait for counts as stalled")->check(real_number(0.1, 86400));
+  app.add_option("--start-timeout", flags.start_timeout_s, "seconds for all ranks to come")->check(real_number(0.1, 86400));
+}
+
+World world_of_process(const RankFlags& flags, const CommonOptions& common) {
+  int gpus = -1;
+  Surroundings surroundings;
+  surroundings.variable = [](const char* name) -> const char* { return std::getenv(name); };
+  surroundings.count_gpus = [&gpus] { return gpus < 0 ? gpus = count_gpus_in_child() : gpus; };
+  surroundings.parent = static_cast<int>(::getppid());
+  return find_world(flags, common.device, surroundings);
+}
+
+Outcome launch(const World& world, const RankFlags& flags, const CommonOptions& common) {
+  static_cast<void>(Faults::from_environment(world.rank, world.size));   // a malformed one ends the job before it begins
+  Supervisor supervisor(world, flags, common.quiet);
+  return supervisor.run();
+}
+
+}  // namespace detr::apps

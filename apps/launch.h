@@ -1,0 +1,23 @@
+#pragma once
+#include "apps/cli.h"
+#include "apps/world.h"
+
+namespace detr::apps {
+
+void add_rank_flags(CLI::App& app, RankFlags& flags);
+
+/// find_world() for this process. A child process counts the GPUs, so that this one has not touched CUDA when it forks.
+World world_of_process(const RankFlags& flags, const CommonOptions& common);
+
+/// Starts the ranks of this host as copies of this process and watches over them until all are gone; for World::Role::launcher. To be called
+/// from the main thread, before any other thread and any call of CUDA.
+///
+/// Each rank is a process group of its own, with /dev/null for stdin, that dies with this process. Rank 0 has stdout and stderr of this one; what others
+/// write comes to stderr in lines with the rank in front. SIGINT, SIGTERM, SIGUSR1 and SIGHUP (unless ignored) are stop wishes for the whole
+/// job; the second one ends it at once. When a rank fails the others have one second; then they are killed.
+///
+/// The result is the exit code of the job with the text of the failure that came first. Throws ConfigError for a malformed DETRTRAIN_FAULT
+/// or a limit of open files that is too low.
+Outcome launch(const World& world, const RankFlags& flags, const CommonOptions& common);
+
+}  // namespace detr::apps

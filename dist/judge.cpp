@@ -1,0 +1,217 @@
+#include "dist/judge.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+
+#include "runtime/error.h"
+#include "runtime/text.h"
+
+namespace detr::dist {
+namespace {
+
+constexpr Milliseconds kSettle{100};   // in which a second loss counts as one at the same time
+constexpr Milliseconds kGrace{1000};   // for a root cause, and for a process to be reaped
+
+bool is_crash(int signal) {
+  return signal == SIGSEGV || signal == SIGABRT || signal == SIGFPE || signal == SIGBUS || signal == SIGILL || signal == SIGTRAP || signal == SIGSYS;
+}
+
+std::string signal_text(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? concat("killed by signal ", signal) : concat("killed by signal ", signal, " (SIG", name, ")");
+}
+
+/// Seconds, with one digit below ten.
+std::string seconds_text(Clock::duration time) {
+  const auto ms = std::chrono::duration_cast<Milliseconds>(time).count();
+  return ms < 10000 ? concat(ms / 1000, ".", ms / 100 % 10, " s") : concat(ms / 1000, " s");
+}
+
+std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+
+}  // namespace
+
+Judge::Judge(int size, Milliseconds start_timeout, Milliseconds timeout, Time now)
+    : timeout_(timeout), interval_(beat_interval(timeout)), start_end_(now + start_timeout), states_(at(size)), watches_(at(size)) {
+  for (RankState& state : states_) state.phase = "start";
+}
+
+bool Judge::gone(int rank) const {
+  const RankState& state = states_[at(rank)];
+  return state.left || state.lost || state.failed;
+}
+
+std::string Judge::named(int rank, const std::string& what) const {
+  return concat("rank ", rank, ": ", what, place_text(states_[at(rank)].step, states_[at(rank)].phase));
+}
+
+void Judge::expect_end(int rank) { watches_[at(rank)].expected = true; }
+
+void Judge::greeted(int rank, long pid, std::string host, Time now) {
+  RankState& state = states_[at(rank)];
+  state.here = true;
+  state.pid = pid;
+  state.host = std::move(host);
+  watches_[at(rank)].moved = watches_[at(rank)].sign = now;
+}
+
+void Judge::beat(int rank, const Beat& beat, Time now) {
+  RankState& state = states_[at(rank)];
+  Watch& watch = watches_[at(rank)];
+  const bool moved = beat.progress != watch.progress;
+  // The age says when it moved between two beats; never before what is known already.
+  if (moved) watch.moved = std::max(watch.moved, now - Milliseconds(std::clamp<std::int64_t>(beat.age, 0, 1 << 30)));
+  if (beat.waiting && (moved || !state.waiting)) watch.waits_since = moved ? watch.moved : now;
+  watch.progress = beat.progress;
+  watch.sign = now;
+  state.waiting = beat.waiting;
+  state.step = beat.step;
+  state.phase = escape_control(beat.phase);
+}
+
+void Judge::waits(int rank, const std::string& phase, Time now) {
+  goes_on(rank, now);
+  states_[at(rank)].waiting = true;
+  states_[at(rank)].phase = escape_control(phase);
+  watches_[at(rank)].waits_since = now;
+}
+
+void Judge::goes_on(int rank, Time now) {
+  states_[at(rank)].waiting = false;
+  watches_[at(rank)].moved = watches_[at(rank)].sign = now;
+}
+
+void Judge::left(int rank, Time now) {
+  states_[at(rank)].left = true;
+  states_[at(rank)].waiting = false;
+  watches_[at(rank)].sign = now;
+}
+
+void Judge::failed(int rank, Failure failure, Time now) {
+  RankState& state = states_[at(rank)];
+  if (gone(rank)) return;
+  state.failed = true;
+  failure.rank = rank;
+  failure.text = escape_control(failure.text);
+  if (!failure.text.starts_with("rank ")) failure.text = named(rank, failure.text);
+  if (failure.code != kPeerCode) {
+    fail(failure);
+    return;
+  }
+  if (!state.waiting) watches_[at(rank)].waits_since = now;
+  state.waiting = true;   // for good: on whoever it gave up on
+  if (words_.empty()) first_word_ = now;
+  words_.push_back(rank);
+  watches_[at(rank)].word = std::move(failure);
+}
+
+void Judge::lose(int rank, const std::string& how, int code, bool known, Time now) {
+  RankState& state = states_[at(rank)];
+  Watch& watch = watches_[at(rank)];
+  if (!watch.lost_at) {
+    watch.lost_at = now;
+    lost_.push_back(rank);
+  }
+  state.lost = true;
+  state.waiting = false;
+  watch.lost_known = known;
+  watch.lost_how = how;
+  watch.lost_code = code;
+}
+
+void Judge::closed(int rank, const std::string& how, Time now) {
+  if (!gone(rank)) lose(rank, how, kPeerCode, false, now);
+}
+
+void Judge::ended(int rank, int wait_status, bool out_of_memory, Time now) {
+  const RankState& state = states_[at(rank)];
+  if (state.failed || watches_[at(rank)].lost_known) return;
+  if (WIFSIGNALED(wait_status)) {
+    const int signal = WTERMSIG(wait_status), code = out_of_memory ? 4 : is_crash(signal) ? 1 : kPeerCode;
+    lose(rank, concat(signal_text(signal), out_of_memory ? ", out of memory" : "", state.left ? ", after its end" : ""), code, true, now);
+  } else if (WIFEXITED(wait_status) && !state.left) {
+    const int code = WEXITSTATUS(wait_status);
+    lose(rank, concat("ended with exit code ", code, " and no word"), code == 0 ? 1 : code, true, now);
+  }
+}
+
+void Judge::fail(const Failure& failure) {
+  if (!failure_) failure_ = failure;
+}
+
+void Judge::blame(const std::vector<int>& ranks, const std::string& what) {
+  if (ranks.empty() || !lost_.empty()) return;   // a loss is being looked into, and explains this
+  std::string text = named(ranks.front(), what);
+  if (ranks.size() > 1) text += concat("; so ", ranks.size() == 2 ? "is " : "are ", ranks_text({ranks.begin() + 1, ranks.end()}));
+  fail({ranks.front(), kPeerCode, text});
+}
+
+bool Judge::all_left() const {
+  return std::ranges::all_of(states_, [](const RankState& state) { return state.left; });
+}
+
+void Judge::decide(Time now, std::vector<std::string>& warnings) {
+  if (!failure_) decide_lost(now);
+  if (!failure_ && lost_.empty() && now >= start_end_) {
+    std::vector<int> missing;
+    for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
+      if (!states_[at(r)].here) missing.push_back(r);
+    }
+    if (!missing.empty()) fail({missing.front(), kPeerCode, concat(ranks_text(missing), ": did not come within the start timeout")});
+  }
+  if (!failure_ && lost_.empty()) decide_stalled(now, warnings);
+  if (!failure_ && lost_.empty()) decide_peers(now);
+}
+
+void Judge::decide_lost(Time now) {
+  if (lost_.empty()) return;
+  const int first = lost_.front();
+  const Watch& watch = watches_[at(first)];
+  if (now < *watch.lost_at + kSettle || (watch.expected && !watch.lost_known && now < *watch.lost_at + kGrace)) return;
+  std::string text = named(first, watch.lost_how);
+  if (lost_.size() > 1) text += concat("; also lost: ", ranks_text({lost_.begin() + 1, lost_.end()}));
+  fail({first, watch.lost_code, text});
+}
+
+Clock::duration Judge::stalled_for(int rank, Time now) const {
+  const Watch& watch = watches_[at(rank)];
+  if (gone(rank) || !states_[at(rank)].here) return {};
+  Clock::duration others{};   // how long another rank has been waiting
+  for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
+    if (r != rank && states_[at(r)].waiting) others = std::max(others, now - watches_[at(r)].waits_since);
+  }
+  // One that beats is known not to have moved up to its last beat. One that has fallen silent may be stopped, whatever it did before.
+  const Clock::duration still = states_[at(rank)].waiting ? Clock::duration{} : watch.sign - watch.moved;
+  const Clock::duration silent = now - watch.sign - interval_;
+  return std::min(others, std::max(still, silent));
+}
+
+void Judge::decide_stalled(Time now, std::vector<std::string>& warnings) {
+  for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
+    const Clock::duration stalled = stalled_for(r, now);
+    Watch& watch = watches_[at(r)];
+    const bool silent = now - watch.sign > 2 * interval_;
+    if (stalled >= timeout_) {
+      fail({r, kPeerCode, named(r, concat(silent ? "no sign of life for " : "has not moved for ", seconds_text(stalled), " while others wait"))});
+      return;
+    }
+    if (stalled < timeout_ / 3 || watch.warned == watch.progress) continue;
+    watch.warned = watch.progress;
+    warnings.push_back(named(r, concat(silent ? "no sign of life for " : "has not moved for ", seconds_text(stalled), " while others wait")));
+  }
+}
+
+void Judge::decide_peers(Time now) {
+  if (words_.empty()) return;
+  bool all_gone = true, suspect = false;
+  for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
+    all_gone = all_gone && gone(r);
+    suspect = suspect || stalled_for(r, now) >= std::min<Clock::duration>(kGrace, timeout_ / 3);
+  }
+  if (all_gone || (now >= first_word_ + kGrace && !suspect)) fail(*watches_[at(words_.front())].word);
+}
+
+}  // namespace detr::dist
