@@ -150,13 +150,28 @@ CommonOptions rank_options(const World& world, const CommonOptions& common) {
     const int count = static_cast<int>(list_gpus().size());
     // Where a launcher shows each rank its own GPU alone, that is the first.
     const int index = count == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? 0 : world.local_rank;
-    if (index >= count && (count > 0 || world.device == "cuda")) throw DeviceError("rank ", world.rank, ": local rank ", world.local_rank, " has no GPU; there are ", count, ", and -d cpu is for CPUs");
+    if (index >= count && (count > 0 || world.device == "cuda")) {
+      throw DeviceError("rank ", world.rank, ": local rank ", world.local_rank, " has no GPU; there are ", count, ", and -d cpu is for CPUs");
+    }
     own.device = count == 0 ? "cpu" : concat("cuda:", index);
   }
   if (own.threads == 0) own.threads = std::max(1, default_threads() / world.local_size);
   own.quiet = own.quiet || world.rank != 0;
   own.json = own.json && world.rank == 0;
   return own;
+}
+
+dist::Listener listen_for_ranks(const World& world) {
+  try {
+    if (world.host == "localhost" || world.host == "::1" || world.host.starts_with("127.")) return dist::Listener(world.host, world.port);
+    try {
+      return dist::Listener("::", world.port);   // takes IPv4 too
+    } catch (const CommError&) {
+      return dist::Listener("0.0.0.0", world.port);
+    }
+  } catch (const CommError& error) {
+    throw CommError("the meeting point of the ranks: ", error.what(), "; --rdzv HOST:PORT names another one");
+  }
 }
 
 std::shared_ptr<dist::Control> join_job(const World& world, const RankFlags& flags, const CommonOptions& common, const std::string& verb) {
@@ -173,7 +188,7 @@ std::shared_ptr<dist::Control> join_job(const World& world, const RankFlags& fla
     options.start_timeout = milliseconds(flags.start_timeout_s);
     options.timeout = member->timeout;
     options.warn = [](const std::string& line) { write_text(STDERR_FILENO, "warning: " + escape_control(line) + "\n"); };
-    dist::Listener listener(world.host, world.port);
+    dist::Listener listener = listen_for_ranks(world);
     member->hub = std::make_unique<dist::Hub>(std::move(options));
     member->hub->listen(std::move(listener));
   }

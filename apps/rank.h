@@ -12,6 +12,10 @@ namespace detr::apps {
 /// Throws DeviceError where the GPU of the local rank is not there.
 CommonOptions rank_options(const World& world, const CommonOptions& common);
 
+/// Where ranks of several processes or hosts come to the hub: on the loopback where the meeting point is a loopback address, else on all
+/// addresses of this host (a host's own name may lead it to its loopback, and the others elsewhere). Throws CommError where the port is taken.
+dist::Listener listen_for_ranks(const World& world);
+
 /// Makes this process a rank of its job (World::Role::rank), once: connects it to the hub, which rank 0 runs itself where another launcher started
 /// the ranks. From here on
 ///   SIGINT, SIGTERM, SIGUSR1 and SIGHUP (unless ignored) are stop wishes for the whole job, however often they come;

@@ -47,7 +47,9 @@ void Relay::read(Source& source) {
     }
     source.rest.append(bytes.data(), static_cast<std::size_t>(got));
     std::size_t begin = 0;
-    for (std::size_t end = 0; (end = source.rest.find('\n', begin)) != std::string::npos; begin = end + 1) line(source, std::string_view(source.rest).substr(begin, end - begin));
+    for (std::size_t end = 0; (end = source.rest.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      line(source, std::string_view(source.rest).substr(begin, end - begin));
+    }
     source.rest.erase(0, begin);
     if (source.rest.size() <= kLongestLine) continue;
     line(source, source.rest);

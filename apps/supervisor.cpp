@@ -15,6 +15,7 @@
 #include <iterator>
 #include <thread>
 
+#include "apps/rank.h"
 #include "runtime/error.h"
 #include "runtime/text.h"
 
@@ -148,11 +149,11 @@ void Supervisor::catch_signals() {
 }
 
 std::vector<std::string> Supervisor::environment_of(int local_rank, bool has_socket) const {
-  std::vector<std::string> set = {concat("RANK=", world_.rank + local_rank),    concat("WORLD_SIZE=", world_.size), concat("LOCAL_RANK=", local_rank),
-                                  concat("LOCAL_WORLD_SIZE=", world_.local_size), "DETRTRAIN_TOKEN=" + token_,        "DETRTRAIN_DEVICE=" + world_.devices[static_cast<std::size_t>(local_rank)]};
+  const std::string& device = world_.devices[static_cast<std::size_t>(local_rank)];
+  std::vector<std::string> set = {concat("RANK=", world_.rank + local_rank), concat("WORLD_SIZE=", world_.size), concat("LOCAL_RANK=", local_rank),
+                                  concat("LOCAL_WORLD_SIZE=", world_.local_size), "DETRTRAIN_TOKEN=" + token_, "DETRTRAIN_DEVICE=" + device};
   if (has_socket) set.push_back(concat("DETRTRAIN_CONTROL_FD=", kControlDescriptor));
   else set.push_back(concat("DETRTRAIN_HUB=[", world_.host, "]:", world_.port));
-  const std::string& device = world_.devices[static_cast<std::size_t>(local_rank)];
   if (device != "cpu" && std::count(world_.devices.begin(), world_.devices.end(), device) > 1) {
     // NCCL takes ranks on one GPU for a mistake unless each seems to be on a host of its own.
     set.push_back(concat("NCCL_HOSTID=", token_, "-", local_rank));
@@ -221,7 +222,7 @@ void Supervisor::start() {
   oom_before_ = oom_kills();
   token_ = world_.token.empty() ? dist::random_token() : world_.token;
   std::optional<dist::Listener> listener;
-  if (world_.rank == 0 && world_.port != 0) listener.emplace(world_.host, world_.port);
+  if (world_.rank == 0 && world_.port != 0) listener = listen_for_ranks(world_);
   catch_signals();
   children_.reserve(world_.devices.size());
   for (int i = 0; i < world_.local_size; ++i) start_child(i);
@@ -230,7 +231,8 @@ void Supervisor::start() {
   for (std::size_t i = 0; i < children_.size(); ++i) {
     const std::string& device = world_.devices[i];
     relay_.say(concat("rank ", children_[i].rank, " pid ", children_[i].pid, " device ", device));
-    if (device != "cpu" && std::find(world_.devices.begin(), world_.devices.begin() + static_cast<std::ptrdiff_t>(i), device) != world_.devices.begin() + static_cast<std::ptrdiff_t>(i)) {
+    const auto here = world_.devices.begin() + static_cast<std::ptrdiff_t>(i);
+    if (device != "cpu" && std::find(world_.devices.begin(), here, device) != here) {
       relay_.say(concat("warning: rank ", children_[i].rank, " shares ", device, " with another rank: right, but slow"));
     }
   }
@@ -342,6 +344,10 @@ Outcome Supervisor::run() {
 
 Outcome Supervisor::outcome() {
   Outcome outcome;
+  const auto stuck = std::find_if(children_.begin(), children_.end(), [](const Child& child) { return child.running; });
+  if (stuck != children_.end() && !failure_ && !stopped_twice_) {
+    failure_ = {stuck->rank, kCommunication, concat("rank ", stuck->rank, ": its process ", stuck->pid, " cannot be ended")};
+  }
   if (stopped_twice_) {
     outcome.code = 128 + stop_signal_;
     outcome.error = concat("ended at once by a second signal (SIG", sigabbrev_np(stop_signal_), ")");
@@ -365,7 +371,7 @@ Outcome Supervisor::outcome() {
   outcome.reported = false;
   outcome.code = other == children_.end() ? static_cast<int>(kBug) : other->killed() ? static_cast<int>(kCommunication) : other->code();
   outcome.error = "the ranks ended with different exit codes:";
-  for (const Child& child : children_) outcome.error += concat(" rank ", child.rank, ": ", child.running ? std::string("still there") : std::to_string(child.code()), ";");
+  for (const Child& child : children_) outcome.error += concat(" rank ", child.rank, ": ", child.code(), ";");
   outcome.error.pop_back();
   return outcome;
 }

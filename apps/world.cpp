@@ -42,7 +42,9 @@ class Variables {
     return static_cast<int>(*parsed);
   }
   /// The number, or `otherwise` where it is not set.
-  int number_or(const std::string& name, std::int64_t lowest, std::int64_t highest, int otherwise) const { return has(name) ? number(name, lowest, highest, name) : otherwise; }
+  int number_or(const std::string& name, std::int64_t lowest, std::int64_t highest, int otherwise) const {
+    return has(name) ? number(name, lowest, highest, name) : otherwise;
+  }
 
  private:
   const std::function<const char*(const char*)>& variable_;
@@ -68,7 +70,10 @@ std::string rendezvous_of(const RankFlags& flags) {
   return concat(flags.master_addr.find(':') == std::string::npos ? flags.master_addr : "[" + flags.master_addr + "]", ":", flags.master_port);
 }
 
-std::string gpus_text(int count) { return count == 0 ? "there is no GPU" : count == 1 ? "there is one GPU, cuda:0" : concat("there are ", count, " GPUs, cuda:0 to cuda:", count - 1); }
+std::string gpus_text(int count) {
+  if (count == 0) return "there is no GPU";
+  return count == 1 ? "there is one GPU, cuda:0" : concat("there are ", count, " GPUs, cuda:0 to cuda:", count - 1);
+}
 
 /// The devices of --gpus.
 std::vector<std::string> gpu_devices(const std::string& gpus, const std::string& flag, const Surroundings& surroundings) {
@@ -102,21 +107,25 @@ std::vector<std::string> gpu_devices(const std::string& gpus, const std::string&
 std::vector<std::string> devices_of(const RankFlags& flags, const std::string& device, const Surroundings& surroundings) {
   if (!flags.gpus.empty()) {
     if (flags.ranks != 0) throw ConfigError("--gpus and --ranks exclude each other: --gpus starts one rank for each GPU, --ranks is for -d cpu");
-    if (device != "auto" && device != "cuda") throw ConfigError("--gpus and -d ", escape_control(device), " contradict each other: --gpus says which devices there are");
+    if (device != "auto" && device != "cuda") {
+      throw ConfigError("--gpus and -d ", escape_control(device), " contradict each other: --gpus says which devices there are");
+    }
     return gpu_devices(flags.gpus, "--gpus", surroundings);
   }
   if (flags.ranks < 1 || flags.ranks > kMostLocalRanks) throw ConfigError("--ranks ", flags.ranks, ": wanted a whole number from 1 to ", kMostLocalRanks);
   if (device == "cpu" || (device == "auto" && surroundings.count_gpus() == 0)) return std::vector<std::string>(static_cast<std::size_t>(flags.ranks), "cpu");
   if (device == "auto" || device == "cuda") return gpu_devices(std::to_string(flags.ranks), "--ranks", surroundings);
   if (flags.ranks == 1) return {device};
-  throw ConfigError("--ranks ", flags.ranks, " and -d ", escape_control(device), " contradict each other: --gpus 0,1 says which device each rank has, and -d cpu is for CPUs");
+  throw ConfigError("--ranks ", flags.ranks, " and -d ", escape_control(device),
+                    " contradict each other: --gpus 0,1 says which device each rank has, and -d cpu is for CPUs");
 }
 
 /// Of --gpus or --ranks: the launcher, or the one rank there is.
 World own_launcher(const RankFlags& flags, const std::string& device, const Surroundings& surroundings, const Variables& variables) {
   const int world_size = variables.number_or("WORLD_SIZE", 1, kMostRanks, 1);
   if (world_size > 1) {
-    throw ConfigError(flags.gpus.empty() ? "--ranks" : "--gpus", " and WORLD_SIZE=", world_size, " contradict each other: ranks are started by this command or by another launcher, not by both");
+    throw ConfigError(flags.gpus.empty() ? "--ranks" : "--gpus", " and WORLD_SIZE=", world_size,
+                      " contradict each other: ranks are started by this command or by another launcher, not by both");
   }
   const int nodes = std::max(flags.nodes, 1);
   if (flags.node_rank >= nodes) throw ConfigError("--node-rank ", flags.node_rank, ": wanted less than --nnodes, which is ", nodes);
@@ -273,14 +282,18 @@ World find_world(const RankFlags& flags, const std::string& device, const Surrou
   if (flags.nodes > 1 || flags.node_rank >= 0) throw ConfigError(flags.nodes > 1 ? "--nnodes" : "--node-rank", " needs --gpus or --ranks, for the ranks of this host");
   World world = foreign_rank(flags, surroundings, variables);
   world.device = device;
-  if (world.role == World::Role::rank && device.starts_with("cuda:")) throw ConfigError("-d ", escape_control(device), " with ", world.size, " ranks: the device is that of the local rank; use -d cuda");
+  if (world.role == World::Role::rank && device.starts_with("cuda:")) {
+    throw ConfigError("-d ", escape_control(device), " with ", world.size, " ranks: the device is that of the local rank; use -d cuda");
+  }
   return world;
 }
 
 std::string first_host(const std::string& list) {
   static const std::regex pattern(R"(([A-Za-z0-9_.-]*)(\[([0-9]+)[0-9,-]*\])?([A-Za-z0-9_.-]*)(,.*)?)");
   std::smatch parts;
-  if (!std::regex_match(list, parts, pattern) || (parts[1].str() + parts[4].str()).empty()) throw ConfigError("SLURM_STEP_NODELIST=", escape_control(list), ": wanted a list such as node[07-09,12]");
+  if (!std::regex_match(list, parts, pattern) || (parts[1].str() + parts[4].str()).empty()) {
+    throw ConfigError("SLURM_STEP_NODELIST=", escape_control(list), ": wanted a list such as node[07-09,12]");
+  }
   return parts[1].str() + parts[3].str() + parts[4].str();
 }
 

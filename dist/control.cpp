@@ -30,7 +30,8 @@ std::string own_host() {
 
 /// The thread reads, beats and sends what did not fit at once; callers send what they can themselves.
 struct Control::State {
-  State(Socket s, ControlOptions o) : options(std::move(o)), socket(std::move(s)), reader((kMaxPart + sizeof(std::uint64_t)) * static_cast<std::size_t>(options.size) + 64) {}
+  State(Socket s, ControlOptions o)
+      : options(std::move(o)), socket(std::move(s)), reader((kMaxPart + sizeof(std::uint64_t)) * static_cast<std::size_t>(options.size) + 64) {}
 
   void serve();
   bool take(const Frame& frame);

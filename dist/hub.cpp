@@ -177,12 +177,14 @@ void Hub::State::decide() {
     for (std::size_t r = 0; r < judge.ranks().size(); ++r) {
       if (!judge.ranks()[r].left) continue;
       if (const auto waiting = exchanges.waits_for(static_cast<int>(r))) {
-        judge.blame({static_cast<int>(r)}, concat("has left while ", ranks_text(waiting->ranks), " wait for it in ", escape_control(waiting->phase)));
+        judge.blame({static_cast<int>(r)}, concat("has left without coming to ", escape_control(waiting->phase), ", awaited by ", ranks_text(waiting->ranks)));
       }
     }
     judge.decide(now, warnings);
-    if (const auto late = exchanges.late(now)) {
-      if (!judge.failure()) judge.blame(late->ranks, concat("has not come to ", escape_control(late->phase), " by its deadline"));
+    if (auto late = exchanges.late(now); late && !judge.failure()) {
+      // Who waits elsewhere is late because of somebody else.
+      std::ranges::stable_partition(late->ranks, [&](int r) { return !judge.ranks()[static_cast<std::size_t>(r)].waiting; });
+      judge.blame(late->ranks, concat("has not come to ", escape_control(late->phase), " by its deadline"));
     }
   }
   if (judge.failure() && !told) {

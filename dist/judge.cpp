@@ -145,7 +145,7 @@ void Judge::fail(const Failure& failure) {
 void Judge::blame(const std::vector<int>& ranks, const std::string& what) {
   if (ranks.empty() || !lost_.empty()) return;   // a loss is being looked into, and explains this
   std::string text = named(ranks.front(), what);
-  if (ranks.size() > 1) text += concat("; so ", ranks.size() == 2 ? "is " : "are ", ranks_text({ranks.begin() + 1, ranks.end()}));
+  if (ranks.size() > 1) text += concat("; also ", ranks_text({ranks.begin() + 1, ranks.end()}));
   fail({ranks.front(), kPeerCode, text});
 }
 

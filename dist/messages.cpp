@@ -83,7 +83,15 @@ std::optional<T> if_done(const Reader& reader, T value) {
 Milliseconds beat_interval(Milliseconds timeout) { return std::clamp(timeout / 4, Milliseconds(1), Milliseconds(1000)); }
 
 std::string bytes_of(const Greeting& greeting) {
-  return Writer().text(kHello).number(kByteOrder).number<std::int32_t>(greeting.rank).number<std::int32_t>(greeting.size).number<std::int64_t>(greeting.pid).text(greeting.token).text(greeting.host).done();
+  return Writer()
+      .text(kHello)
+      .number(kByteOrder)
+      .number<std::int32_t>(greeting.rank)
+      .number<std::int32_t>(greeting.size)
+      .number<std::int64_t>(greeting.pid)
+      .text(greeting.token)
+      .text(greeting.host)
+      .done();
 }
 
 std::optional<Greeting> parse_greeting(const std::string& bytes) {

@@ -135,7 +135,7 @@ std::string phase_of(const Part& part) {
   const std::string& phase = part.value("phase");
   const std::vector<std::string> phases(Faults::kPhases.begin(), Faults::kPhases.end());
   if (std::find(phases.begin(), phases.end(), phase) == phases.end()) part.fail("there is no phase '", phase, "'; did you mean '", nearest_word(phase, phases), "'?");
-  if (phase == "rendezvous" || phase == "manifest") {
+  if (std::find(phases.begin(), phases.end(), phase) <= std::find(phases.begin(), phases.end(), "start")) {
     if (part.has("step") && part.value("step") != "*") part.fail("phase ", phase, " comes before the first step");
   }
   return phase;

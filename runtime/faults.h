@@ -15,7 +15,8 @@ namespace detr {
 ///   'kind:key=value,...;kind:...'      such as 'throw:rank=1,step=5,phase=backward;sleep:ms=50,phase=load'
 ///
 /// Every kind takes rank (a number, or * for all: the default) and, but for allocfail and manifest, step (5, 5-9, 5-, *: the default).
-/// The first five take phase, one of kPhases, or * for all (the default). rendezvous and manifest come before the first step and match step=* alone.
+/// The first five take phase, one of kPhases, or * for all (the default). Those of the start (rendezvous to start)
+/// come before the first step and match step=* alone.
 ///
 ///   throw                      an Error (exit 1)                     exit:code=      ends the process without a word
 ///   signal:sig=                SEGV, ABRT, FPE, BUS, ILL, KILL, STOP, TERM, INT or a number, to this process
@@ -35,7 +36,8 @@ namespace detr {
 /// All calls are for any thread and cost nothing where nothing is asked for.
 class Faults {
  public:
-  static constexpr std::array<std::string_view, 9> kPhases = {"rendezvous", "manifest", "load", "forward", "backward", "reduce", "update", "save", "eval"};
+  static constexpr std::array<std::string_view, 14> kPhases = {"rendezvous", "plan", "manifest", "connect", "start", "load", "forward", "backward", "reduce", "update",
+                                                               "compare", "save", "eval", "end"};
 
   /// None.
   Faults() = default;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/pointwise.h"
 #include "runtime/error.h"
 
 namespace detr::train {
@@ -20,6 +21,12 @@ dist::BucketerOptions options_of(const StepRanks& ranks, std::int64_t micro_batc
   options.exchanges_before = ranks.plan.exchanges_before;
   options.slots_before = micro_batches * 2 * std::ssize(ranks.plan.forward_lengths) + 1;   // the last one: share_buffers
   return options;
+}
+
+dist::Layout sent_layout(const StepRanks& ranks, const ParameterStore& store, bool narrow) {
+  dist::Layout layout = layout_of(store, ranks.caps);
+  if (narrow) layout.dtype = DType::bf16;   // the same elements
+  return layout;
 }
 
 dist::Communicator& one_rank() {
@@ -44,10 +51,18 @@ dist::Layout layout_of(const ParameterStore& store, const dist::BucketCaps& caps
 
 Collectives::Collectives(const StepRanks& ranks, ParameterStore& store, const Stream& stream, std::int64_t micro_batches, std::int64_t extras)
     : ranks_(ranks), stream_(stream), store_(store), micro_batches_(micro_batches), shares_(ranks.size > 1 && ranks.share_statistics), planning_(stream.is_planning()),
-      bucketer_(ranks.communicator != nullptr ? *ranks.communicator : one_rank(), layout_of(store, ranks.caps), store.grads(), stream, options_of(ranks, micro_batches, extras)) {
+      narrow_(ranks.size > 1 && ranks.narrow && store.dtype() == DType::f32), sent_(narrow_ ? stream.lasting().zeros(store.grads().shape(), DType::bf16) : store.grads()),
+      bucketer_(ranks.communicator != nullptr ? *ranks.communicator : one_rank(), sent_layout(ranks, store, narrow_), sent_, stream, options_of(ranks, micro_batches, extras)) {
   DETR_CHECK(planning_ || (ranks.communicator ? ranks.communicator->size() : 1) == ranks.size, "collectives: ", ranks.size, " ranks without their communicator");
   place_.assign(store.list().all().size(), -1);
   for (std::size_t i = 0; i < store.trainable().size(); ++i) place_[static_cast<std::size_t>(store.trainable()[i].index())] = static_cast<int>(i);
+  bucketer_.before_bucket = [this](int index) {
+    if (before_bucket) before_bucket(index);
+    if (!narrow_) return;
+    const dist::Bucket& bucket = bucketer_.layout().buckets[static_cast<std::size_t>(index)];
+    Tensor rounded = sent_.slice(bucket.begin, bucket.end);
+    kernels::cast(stream_, store_.grads().slice(bucket.begin, bucket.end), rounded);
+  };
   if (planning_) found_.exchanges_before.assign(static_cast<std::size_t>(buckets()), 0);
 }
 
@@ -148,6 +163,7 @@ void Collectives::finish() {
   if (!last()) return;
   enter("reduce", dist::Waits::peers);
   bucketer_.finish();
+  if (narrow_) kernels::cast(stream_, sent_, store_.grads());
   enter("update", dist::Waits::nobody);
 }
 

@@ -25,7 +25,8 @@ struct StepRanks {
   dist::Communicator* communicator = nullptr;   ///< null for one rank, and on a planning stream
   dist::Control* control = nullptr;             ///< is told where the step is; null for one rank
   bool share_statistics = true;                 ///< batch norms that are not frozen use the statistics of all ranks
-  dist::BucketCaps caps;
+  dist::BucketCaps caps;                        ///< of gradients in the store's dtype
+  bool narrow = false;                          ///< gradients are rounded to bf16 for the sum, which rounds at every hop
   dist::Milliseconds timeout{120000};           ///< for the collectives of a step
   CollectivePlan plan;                          ///< needed where statistics are shared
 };
@@ -61,6 +62,9 @@ class Collectives final : public SharedStatistics {
   /// Where every rank's batch norms have statistics of their own: the running ones become rank 0's, so that the replicas stay equal.
   void share_buffers(Tensor& buffers);
 
+  /// Called before a bucket is sent, with its index, in the order of the stream.
+  std::function<void(int bucket)> before_bucket;
+
   dist::Bucketer& bucketer() { return bucketer_; }
   const dist::Bucketer& bucketer() const { return bucketer_; }
   std::int64_t buckets() const { return std::ssize(bucketer_.layout().buckets); }
@@ -79,7 +83,8 @@ class Collectives final : public SharedStatistics {
   Stream stream_;
   ParameterStore& store_;
   std::int64_t micro_batches_;
-  bool shares_, planning_;
+  bool shares_, planning_, narrow_;
+  Tensor sent_;                  // the buffer that is summed: the store's gradients, or bf16 copies of them
   CollectivePlan found_;
   dist::Bucketer bucketer_;
   std::vector<int> place_;       // by Parameter::index: its place in the layout, -1 for what is not trained

@@ -251,10 +251,14 @@ Config Config::load(const std::string& name_or_file, const fs::path& builtin_fol
   config.name_ = file.stem().string();
   const auto builtin = std::find_if(std::begin(kBuiltin), std::end(kBuiltin), [&](const Builtin& b) { return b.name == name_or_file; });
   std::error_code error;
+  const bool is_name = builtin == std::end(kBuiltin) && name_or_file.find('/') == std::string::npos && !file.has_extension() && !fs::exists(file, error);
   if (builtin != std::end(kBuiltin)) {
     file = builtin_folder / builtin->file;
     config.name_ = builtin->name;
-  } else if (name_or_file.find('/') == std::string::npos && !file.has_extension() && !fs::exists(file, error)) {
+  } else if (is_name) {
+    file = builtin_folder / (name_or_file + ".json");   // the reference's names, such as rtdetrv2_r50vd_6x_coco
+  }
+  if (is_name && !fs::exists(file, error)) {
     std::vector<std::string> names;
     for (const Builtin& b : kBuiltin) names.emplace_back(b.name);
     std::stable_sort(names.begin(), names.end(), [&](const auto& a, const auto& b) { return edit_distance(name_or_file, a) < edit_distance(name_or_file, b); });

@@ -40,6 +40,7 @@ struct RunConfig {
   bool sync_bn = true;
   std::int64_t accum = 1;                     ///< micro-batches of a step on a rank
   std::int64_t bucket_mib = 25;               ///< gradients that are summed over the ranks as one, in MiB
+  std::string bucket_dtype = "f32";           ///< f32 or bf16, see StepRanks::narrow
 
   std::string backbone_weights;               ///< PResNet.pretrained as a path; empty: random
   std::string output_dir;                     ///< empty: runs/<config>-NNN

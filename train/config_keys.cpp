@@ -156,6 +156,7 @@ constexpr auto kKeys = std::to_array<Key>({
     {"amp", text, R"("auto")", "activations in bf16, or off: all in f32; auto: bf16 on GPUs of compute capability 8.0 and newer", {.only = R"(["auto", "bf16", "off"])"}},
     {"graph", boolean, "true", "on a GPU: each step as one captured graph"},
     {"accum", integer, "1", "micro-batches of a step on each rank, whose gradients are added", {.low = 1, .high = 4096}},
+    {"comm.bucket_dtype", text, R"("f32")", "gradients are summed in f32, or rounded to bf16 for the sum", {.only = R"(["f32", "bf16"])"}},
     {"comm.bucket_mib", integer, "25", "MiB of gradients that the ranks sum as one", {.low = 1, .high = 65536}},
     {"patience", integer, "0", "evaluations without a better AP before the run ends; 0: never", {.low = 0}},
     {"max_skips", integer, "20", "steps in a row that may be skipped for values that are not finite", {.low = 0}},

@@ -306,6 +306,7 @@ RunConfig resolve_config(const Json& root, const std::function<std::string(const
   reader.read(run.graph, "graph");
   reader.read(run.accum, "accum");
   reader.read(run.bucket_mib, "comm.bucket_mib");
+  reader.read(run.bucket_dtype, "comm.bucket_dtype");
   reader.read(run.max_skips, "max_skips");
   reader.read(run.seed, "seed");
   read_data(reader, run);

@@ -67,7 +67,7 @@ Step::Step(models::RtDetr& model, ParameterStore& store, Optimizer& optimizer, c
   applied_ = stream.zeros({1}, DType::f64);
   bad_gradients_ = stream.zeros({collectives_.buckets()}, DType::i64);
   for (std::size_t i = 0; i < kInFlight; ++i) flights_.push_back({{}, {}, {}, Upload(stream)});
-  collectives_.bucketer().before_bucket = [this](int index) { before_bucket(index); };
+  collectives_.before_bucket = [this](int index) { before_bucket(index); };
 }
 
 StepResult Step::run(const data::Batch& batch, double lr_factor) {

@@ -65,6 +65,7 @@ Trainer::Trainer(const RunConfig& config, RunOptions options, const Stream& stre
   step_ranks_.size = replicas_.size();
   step_ranks_.share_statistics = config_.sync_bn;
   step_ranks_.caps.bytes = config_.bucket_mib << 20;
+  step_ranks_.narrow = config_.bucket_dtype == "bf16";
   step_ranks_.timeout = options_.ranks.timeout;
   enter("plan");
   const std::int64_t reserve = plan_memory(memory_request());

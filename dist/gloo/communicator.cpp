@@ -71,7 +71,6 @@ struct State {
 
 /// Waits, on the communication thread, for the work that makes a job's tensors. Throws CommError after `timeout` or once the communicator is dead.
 void wait_until_ready(State& state, const State::Job& job, Milliseconds timeout) {
-  if (job.ready.passed()) return;
   job.stream.enter_thread();
   const Clock::time_point deadline = Clock::now() + timeout;
   while (!job.ready.passed()) {
@@ -92,7 +91,9 @@ void communicate(State& state, Milliseconds timeout) {
       job = std::move(state.queue.front());
       state.queue.pop_front();
     }
-    const auto fail = [&](const char* what, const std::exception& error) { state.fail(concat("rank ", state.rank, ": ", job->phase, ": ", what, escape_control(error.what()))); };
+    const auto fail = [&](const char* what, const std::exception& error) {
+      state.fail(concat("rank ", state.rank, ": ", job->phase, ": ", what, escape_control(error.what())));
+    };
     try {
       wait_until_ready(state, *job, timeout);
     } catch (const std::exception& error) {

@@ -16,6 +16,7 @@ std::unique_ptr<Communicator> gloo_communicator(std::shared_ptr<Control> control
 
 /// The same for tensors on the stream's device, where there is no NCCL or several ranks share a GPU: a collective copies to page-locked memory of the
 /// host on a queue beside the stream, and Work::wait() copies back. Not fit for capture. On a CPU stream the same steps are copies in memory.
-std::unique_ptr<Communicator> staged_gloo_communicator(std::shared_ptr<Control> control, const Stream& stream, Milliseconds connect_timeout, const GlooOptions& options = {});
+std::unique_ptr<Communicator> staged_gloo_communicator(std::shared_ptr<Control> control, const Stream& stream, Milliseconds connect_timeout,
+                                                       const GlooOptions& options = {});
 
 }  // namespace detr::dist

@@ -90,7 +90,8 @@ class Staged final : public Communicator {
   }
   std::shared_ptr<Work> broadcast(const Stream& stream, const Tensor& tensor, int root, const Place& place) override {
     expect_root(root, size(), place.phase);
-    return stage(stream, rank() == root ? tensor : Tensor(), 0, tensor, rank() != root, place, [&](const Tensor& host) { return gloo_->broadcast(side_, host, root, place); });
+    const bool sends = rank() == root;
+    return stage(stream, sends ? tensor : Tensor(), 0, tensor, !sends, place, [&](const Tensor& host) { return gloo_->broadcast(side_, host, root, place); });
   }
   void barrier(Milliseconds timeout, const std::string& phase) override { gloo_->barrier(timeout, phase); }
   void check(const std::string& phase) override { gloo_->check(phase); }
@@ -101,7 +102,8 @@ class Staged final : public Communicator {
   /// Copies `from`, if there is one, to a host tensor like `to` (from its element `begin` on), gives that to `exchange`, and leaves the copy back to
   /// the work's wait().
   template <class Exchange>
-  std::shared_ptr<Work> stage(const Stream& stream, const Tensor& from, std::int64_t begin, const Tensor& to, bool back, const Place& place, const Exchange& exchange) {
+  std::shared_ptr<Work> stage(const Stream& stream, const Tensor& from, std::int64_t begin, const Tensor& to, bool back, const Place& place,
+                              const Exchange& exchange) {
     DETR_CHECK(to.defined() && to.device() == side_.device(), "gloo-staged, ", place.phase, ": a tensor on ", side_.device(), ", got ", to);
     DETR_CHECK(!stream.is_capturing(), "gloo-staged, ", place.phase, ": a graph cannot hold it");
     Block& block = blocks_->take(side_, to.bytes());
@@ -123,7 +125,8 @@ class Staged final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> staged_gloo_communicator(std::shared_ptr<Control> control, const Stream& stream, Milliseconds connect_timeout, const GlooOptions& options) {
+std::unique_ptr<Communicator> staged_gloo_communicator(std::shared_ptr<Control> control, const Stream& stream, Milliseconds connect_timeout,
+                                                       const GlooOptions& options) {
   DETR_CHECK(!stream.is_planning(), "gloo-staged: nothing runs on a planning stream");
   return std::make_unique<Staged>(gloo_communicator(std::move(control), connect_timeout, options), stream);
 }

@@ -234,6 +234,7 @@ class NcclCommunicator final : public Communicator {
   /// Whether NCCL is done with the last call. Throws CommError once the communicator is dead.
   bool poll(const std::string& phase) {
     ncclResult_t state = ncclSuccess;
+    state_->expect_alive();   // before the lock, which an abort may hold for long
     {
       const std::lock_guard lock(state_->mutex);
       state_->expect_alive();

@@ -33,12 +33,14 @@ void shout(int lines) {
   const std::string line(99, 'x');
   for (int i = 0; i < lines; ++i) {
     const int descriptor = i % 2 == 0 ? STDOUT_FILENO : STDERR_FILENO;
-    for (const std::string& piece : {line.substr(0, 40), line.substr(40) + (i + 1 < lines ? "\n" : "")}) static_cast<void>(!::write(descriptor, piece.data(), piece.size()));
+    for (const std::string& piece : {line.substr(0, 40), line.substr(40) + (i + 1 < lines ? "\n" : "")}) {
+      static_cast<void>(!::write(descriptor, piece.data(), piece.size()));
+    }
   }
 }
 
 /// Whether any rank wants to stop, the same answer on all.
-bool agree_to_stop(dist::Control& control, std::int64_t step) {
+bool agree_to_stop(dist::Control& control) {
   const auto deadline = dist::Clock::now() + 10 * control.timeout();
   for (const std::string& wish : control.all_gather(control.stop_wished() ? "1" : "0", "agree", deadline)) {
     if (wish == "1") return true;
@@ -60,7 +62,7 @@ Outcome run(const Flags& flags) {
       faults.at(phase, step);
       std::this_thread::sleep_for(std::chrono::milliseconds(flags.step_ms) / 2);
     }
-    const bool stop = agree_to_stop(*control, step);
+    const bool stop = agree_to_stop(*control);
     if (step == 0) say(concat("rank ", world.rank, " of ", world.size, " on ", rank_options(world, flags.common).device, " runs\n"));
     if (step == 0 && world.rank > 0) shout(flags.lines);
     if (!stop) continue;

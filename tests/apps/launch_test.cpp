@@ -4,12 +4,12 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <map>
 #include <regex>
 #include <sstream>
 #include <thread>
 
-#include "dist/socket.h"
 #include "runtime/random.h"
 #include "tests/apps/process.h"
 
@@ -29,7 +29,7 @@ Setting job_setting(std::map<std::string, std::string> variables = {}) { return 
 class Job {
  public:
   explicit Job(int ranks, const Words& flags = {}, const std::string& fault = "")
-      : ranks_(ranks), process_(Words{"--ranks", std::to_string(ranks), "-d", "cpu", "--comm-timeout", "3"} + flags, Detrtrain::Streams::kept,
+      : ranks_(ranks), process_(Words{"--ranks", std::to_string(ranks), "-d", "cpu", "--comm-timeout", "2"} + flags, Detrtrain::Streams::kept,
                                 job_setting(fault.empty() ? std::map<std::string, std::string>{} : std::map<std::string, std::string>{{"DETRTRAIN_FAULT", fault}})) {}
 
   Detrtrain& process() { return process_; }
@@ -78,14 +78,6 @@ bool all_end_within(const std::vector<pid_t>& pids, milliseconds limit) {
   return true;
 }
 
-/// The last line of a text.
-std::string last_line(const std::string& text) {
-  const std::size_t end = text.find_last_not_of('\n');
-  if (end == std::string::npos) return {};
-  const std::size_t begin = text.rfind('\n', end);
-  return text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1) + 1);
-}
-
 /// Waits for the job's end: the code, one error, in the last line of stderr, that starts with `error`, in time, and nobody left.
 void expect_failure(Job& job, const std::vector<pid_t>& pids, int code, const std::string& error, milliseconds limit = kSoon) {
   const auto start = Clock::now();
@@ -95,7 +87,7 @@ void expect_failure(Job& job, const std::vector<pid_t>& pids, int code, const st
   CHECK(result.code == code);
   CHECK(took < limit);
   CHECK(result.errors().size() == 1);
-  CHECK(last_line(result.err).starts_with("detrtrain: error: " + error));
+  CHECK(result.last_line().starts_with("detrtrain: error: " + error));
   for (const pid_t pid : pids) CHECK(!is_alive(pid));
 }
 
@@ -151,14 +143,14 @@ TEST_CASE("launch: a rank that stops or hangs", "[cpu]") {
   for (const char* fault : {"hang:rank=1,step=20,phase=forward", "signal:sig=STOP,rank=0,step=20,phase=forward"}) {
     INFO(fault);
     const auto start = Clock::now();
-    Job job(3, {"--comm-timeout", "1"}, fault);
+    Job job(3, {}, fault);
     const std::vector<pid_t> pids = job.pids();
     const ProcessResult result = job.process().wait();
     INFO(result.err);
-    CHECK(Clock::now() - start > milliseconds(1000));
-    CHECK(Clock::now() - start < kSoon + milliseconds(1000));
+    CHECK(Clock::now() - start > milliseconds(2000));
+    CHECK(Clock::now() - start < milliseconds(2000) + kSoon);
     CHECK(result.code == 6);
-    CHECK(last_line(result.err).find(concat("rank ", std::string(fault).find("rank=1") != std::string::npos ? 1 : 0, ": ")) != std::string::npos);
+    CHECK(result.last_line().find(concat("rank ", std::string(fault).find("rank=1") != std::string::npos ? 1 : 0, ": ")) != std::string::npos);
     CHECK(result.err.find("warning: rank ") != std::string::npos);
     CHECK(all_end_within(pids, milliseconds(100)));
   }
@@ -195,7 +187,7 @@ TEST_CASE("launch: two ranks that are killed at once", "[cpu]") {
   const ProcessResult result = job.process().wait();
   INFO(result.err);
   CHECK(result.code == 6);
-  const std::string line = last_line(result.err);
+  const std::string line = result.last_line();
   CHECK(line.find("killed by signal 9") != std::string::npos);
   for (const char* rank : {"rank 1", "rank 3"}) CHECK(line.find(rank) != std::string::npos);
   CHECK(line.find("also lost") != std::string::npos);
@@ -274,22 +266,28 @@ TEST_CASE("launch: exit codes that differ are a failure", "[cpu]") {
     Job job(3, {"--steps", "3", "--last-code", std::to_string(code)});
     const ProcessResult result = job.process().wait();
     CHECK(result.code == wanted);
-    CHECK(last_line(result.err) == concat("detrtrain: error: the ranks ended with different exit codes: rank 0: 0; rank 1: ", code, "; rank 2: 0"));
+    CHECK(result.last_line() == concat("detrtrain: error: the ranks ended with different exit codes: rank 0: 0; rank 1: ", code, "; rank 2: 0"));
   }
 }
 
-TEST_CASE("launch: a stderr that nobody reads holds up no end", "[cpu]") {
+TEST_CASE("launch: a stderr that nobody reads keeps no rank alive", "[cpu]") {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   Setting setting = job_setting({{"DETRTRAIN_FAULT", "signal:rank=2,sig=KILL,step=200"}});
   setting.error_descriptor = ends[1];
-  const auto start = Clock::now();
   Detrtrain process({"--ranks", "3", "-d", "cpu", "--comm-timeout", "2", "--lines", "100000"}, Detrtrain::Streams::kept, setting);
-  const ProcessResult result = process.wait();
-  CHECK(result.code == 6);
-  CHECK(Clock::now() - start < 2 * kSoon);
-  ::close(ends[0]);
   ::close(ends[1]);
+  FILE* in = ::fdopen(ends[0], "r");
+  std::vector<pid_t> pids;
+  int rank = 0;
+  long pid = 0;
+  while (pids.size() < 3 && std::fscanf(in, "rank %d pid %ld device cpu\n", &rank, &pid) == 2) pids.push_back(static_cast<pid_t>(pid));
+  CHECK(pids.size() == 3);
+  CHECK(all_end_within(pids, milliseconds(2000) + kSoon));   // the one that waits for stderr may count as stalled before the other dies
+  while (std::fgetc(in) != EOF) {
+  }
+  CHECK(process.wait().code == 6);
+  std::fclose(in);
 }
 
 TEST_CASE("launch: too few open files", "[cpu]") {
@@ -299,153 +297,6 @@ TEST_CASE("launch: too few open files", "[cpu]") {
   const ProcessResult result = process.wait();
   CHECK(result.code == 2);
   CHECK(result.err.find("the limit of open files is 32, and 2 ranks need 72") != std::string::npos);
-}
-
-/// A port that nobody listens on, as far as that can be known.
-int free_port() { return dist::Listener().port(); }
-
-/// A rank as torchrun would start it.
-std::unique_ptr<Detrtrain> torchrun_rank(int rank, int size, int port, const Words& flags, const std::string& run = "a", const std::string& fault = "") {
-  return std::make_unique<Detrtrain>(Words{"-d", "cpu"} + flags, Detrtrain::Streams::kept,
-                                     job_setting({{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"LOCAL_RANK", std::to_string(rank)},
-                                                  {"LOCAL_WORLD_SIZE", std::to_string(size)}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port)},
-                                                  {"TORCHELASTIC_RUN_ID", run}, {"DETRTRAIN_FAULT", fault}}));
-}
-
-TEST_CASE("launch: ranks that another launcher starts", "[cpu]") {
-  const int port = free_port();
-  std::vector<std::unique_ptr<Detrtrain>> ranks;
-  for (const int rank : {2, 0, 1}) ranks.push_back(torchrun_rank(rank, 3, port, {"--steps", "50"}));
-  for (std::size_t i = 0; i < 3; ++i) {
-    const ProcessResult result = ranks[i]->wait();
-    INFO(result.err);
-    CHECK(result.code == 0);
-    CHECK(result.out == (i == 1 ? "50 steps\n" : ""));
-  }
-}
-
-TEST_CASE("launch: a failure of ranks that another launcher has started", "[cpu]") {
-  for (const int failing : {0, 2}) {
-    const int port = free_port();
-    std::vector<std::unique_ptr<Detrtrain>> ranks;
-    for (const int rank : {0, 1, 2}) ranks.push_back(torchrun_rank(rank, 3, port, {}, "a", concat("throw:step=30,rank=", failing)));
-    for (std::size_t rank = 0; rank < 3; ++rank) {
-      const ProcessResult result = ranks[rank]->wait();
-      INFO("rank " << rank << ": " << result.err);
-      CHECK(result.code == 1);
-      CHECK((last_line(result.err).starts_with(concat("detrtrain: error: rank ", failing, ": DETRTRAIN_FAULT"))) == (rank == 0));
-    }
-  }
-  // Rank 0 takes the hub with it: that is what can be known.
-  const int port = free_port();
-  std::vector<std::unique_ptr<Detrtrain>> ranks;
-  for (const int rank : {0, 1}) ranks.push_back(torchrun_rank(rank, 2, port, {}, "a", "signal:sig=KILL,rank=0,step=30"));
-  CHECK(ranks[0]->wait().signal == SIGKILL);
-  const ProcessResult other = ranks[1]->wait();
-  CHECK(other.code == 6);
-  CHECK(other.err.find("rank 0 lost") != std::string::npos);
-}
-
-TEST_CASE("launch: a rank that never comes, or comes twice", "[cpu]") {
-  {
-    const int port = free_port();
-    std::vector<std::unique_ptr<Detrtrain>> ranks;
-    for (const int rank : {0, 2}) ranks.push_back(torchrun_rank(rank, 3, port, {"--start-timeout", "1"}));
-    for (const auto& rank : ranks) CHECK(rank->wait().code == 6);
-    CHECK(last_line(ranks[0]->err()).find("rank 1") != std::string::npos);
-  }
-  const int port = free_port();
-  const auto first = torchrun_rank(0, 3, port, {});
-  const auto second = torchrun_rank(1, 3, port, {});
-  first->wait_until([&] { return first->err().find(" pid ") != std::string::npos; });
-  second->wait_until([&] { return second->err().find(" pid ") != std::string::npos; });
-  const ProcessResult twin = torchrun_rank(1, 3, port, {})->wait();
-  CHECK(twin.code == 2);
-  CHECK(twin.err.find("there is a rank 1 already") != std::string::npos);
-  CHECK(torchrun_rank(2, 3, port, {}, "another job")->wait().code == 6);
-  const auto third = torchrun_rank(2, 3, port, {});
-  first->wait_until([&] { return first->err().find(" runs\n") != std::string::npos; });
-  second->send(SIGTERM);
-  for (const auto* rank : {&first, &second, &third}) CHECK((*rank)->wait().code == 75);
-}
-
-TEST_CASE("launch: two hosts", "[cpu]") {
-  const auto host = [](int port, int node, const Words& flags, const std::string& fault = "") {
-    return std::make_unique<Detrtrain>(Words{"--ranks", "2", "-d", "cpu", "--nnodes", "2", "--node-rank", std::to_string(node), "--rdzv", concat("127.0.0.1:", port), "--rdzv-id", "x",
-                                             "--comm-timeout", "3"} + flags,
-                                       Detrtrain::Streams::kept, job_setting({{"DETRTRAIN_FAULT", fault}}));
-  };
-  {
-    const int port = free_port();
-    const auto second = host(port, 1, {"--steps", "20"}), first = host(port, 0, {"--steps", "20"});
-    CHECK(first->wait().code == 0);
-    const ProcessResult result = second->wait();
-    CHECK(result.code == 0);
-    CHECK(result.err.find("[rank 2] rank 2 of 4 on cpu runs\n") != std::string::npos);
-    CHECK(result.out.empty());
-  }
-  for (const auto& [fault, code, error] : {std::tuple("signal:rank=3,sig=KILL,step=20", 6, "rank 3: "), std::tuple("throw:rank=2,step=20", 1, "rank 2: DETRTRAIN_FAULT"),
-                                           std::tuple("throw:rank=1,step=20", 1, "rank 1: DETRTRAIN_FAULT"), std::tuple("signal:rank=0,sig=SEGV,step=20", 1, "rank 0: killed by signal 11")}) {
-    INFO(fault);
-    const int port = free_port();
-    const auto first = host(port, 0, {}, fault), second = host(port, 1, {}, fault);
-    for (const auto* one : {&first, &second}) {
-      const ProcessResult result = (*one)->wait();
-      INFO(result.err);
-      CHECK(result.code == code);
-      CHECK(last_line(result.err).starts_with(concat("detrtrain: error: ", error)));
-    }
-  }
-  const int port = free_port();
-  const auto first = host(port, 0, {}), second = host(port, 1, {});
-  second->wait_until([&] { return second->err().find(" runs\n") != std::string::npos; });
-  second->send(SIGTERM);
-  for (const auto* one : {&first, &second}) CHECK((*one)->wait().code == 75);
-}
-
-TEST_CASE("launch: the binary's flags", "[cpu]") {
-  for (const char* ranks : {"0", "-1", "1000", "x", "2.5"}) expect_error({"train", "-c", "tiny", "--ranks", ranks}, 2, "--ranks");
-  expect_error({"train", "-c", "tiny", "--nproc-per-node", "0"}, 2, "--nproc-per-node");
-  expect_error({"train", "-c", "tiny", "--gpus", "0"}, 2, "--gpus 0");
-  expect_error({"train", "-c", "tiny", "--gpus", "2"}, 8, "there is no GPU");
-  expect_error({"train", "-c", "tiny", "--gpus", "all"}, 8, "there is no GPU");
-  expect_error({"train", "-c", "tiny", "--gpus", "2", "-d", "cpu"}, 2, "contradict");
-  expect_error({"train", "-c", "tiny", "--ranks", "2", "--comm", "mpi"}, 2, "--comm");
-  expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--comm", "nccl"}, 2, "--comm nccl is for GPUs");
-  expect_error({"train", "-c", "tiny", "--ranks", "2", "--comm-timeout", "0"}, 2, "--comm-timeout");
-  expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--nnodes", "2"}, 2, "--node-rank");
-  const auto with = [](const std::map<std::string, std::string>& variables, const Words& flags) {
-    return Detrtrain(Words{"train", "-c", "tiny"} + flags, Detrtrain::Streams::kept, {"", variables, -1}).wait();
-  };
-  const ProcessResult half = with({{"RANK", "1"}}, {});
-  CHECK(half.code == 2);
-  CHECK(half.err.find("WORLD_SIZE") != std::string::npos);
-  CHECK(with({{"RANK", "4"}, {"WORLD_SIZE", "4"}}, {}).code == 2);
-  const ProcessResult fault = with({{"DETRTRAIN_FAULT", "thorw"}}, {"--ranks", "2", "-d", "cpu"});
-  CHECK(fault.code == 2);
-  CHECK(fault.errors().size() == 1);
-  CHECK(with({{"DETRTRAIN_FAULT", "thorw"}}, {}).code == 2);
-}
-
-TEST_CASE("launch: --json has the job's failure", "[cpu]") {
-  for (const char* fault : {"throw:rank=0,phase=rendezvous", "throw:rank=1,phase=rendezvous", "signal:sig=SEGV,rank=0,phase=rendezvous", "exit:code=0,rank=1,phase=rendezvous"}) {
-    INFO(fault);
-    Detrtrain process({"train", "-c", "tiny", "--data", "none", "--ranks", "2", "-d", "cpu", "--json"}, Detrtrain::Streams::kept, {"", {{"DETRTRAIN_FAULT", concat("sleep:ms=100,phase=rendezvous;", fault)}}, -1});
-    const ProcessResult result = process.wait();
-    INFO(result.err);
-    CHECK(result.code == 1);
-    const nlohmann::json object = result.json();
-    CHECK(object.at("command") == "train");
-    REQUIRE(result.errors().size() == 1);
-    CHECK(result.errors()[0] == "detrtrain: error: " + object.at("error").get<std::string>());
-    CHECK(last_line(result.err) == result.errors()[0]);
-  }
-  // An error that all ranks have is told once.
-  const ProcessResult result = detrtrain({"train", "-c", "tiny", "--data", "/nonexistent", "--ranks", "3", "-d", "cpu", "--json"});
-  INFO(result.err);
-  CHECK(result.code == 3);
-  CHECK(result.json().at("error").get<std::string>().find("/nonexistent") != std::string::npos);
-  CHECK(result.errors().size() == 1);
 }
 
 }  // namespace

@@ -42,6 +42,13 @@ std::vector<std::string> ProcessResult::errors() const {
   return errors;
 }
 
+std::string ProcessResult::last_line() const {
+  std::istringstream lines(err);
+  std::string last;
+  for (std::string line; std::getline(lines, line);) last = line;
+  return last;
+}
+
 Detrtrain::Detrtrain(const std::vector<std::string>& arguments, Streams streams, const Setting& setting) {
   std::vector<std::string> words = {setting.program.empty() ? DETRTRAIN_BINARY : setting.program};
   words.insert(words.end(), arguments.begin(), arguments.end());

@@ -22,6 +22,8 @@ struct ProcessResult {
   nlohmann::json json() const;
   /// The lines of stderr that start with "detrtrain: error: ".
   std::vector<std::string> errors() const;
+  /// The last line of stderr.
+  std::string last_line() const;
 };
 
 /// How a process is started, besides its arguments.

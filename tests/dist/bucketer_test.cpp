@@ -28,8 +28,8 @@ struct Result {
 /// results[rank][step].
 std::vector<std::vector<Result>> run(const Steps& steps, int size, int count) {
   std::vector<std::vector<Result>> results(static_cast<std::size_t>(size));
-  const auto thrown = test::run_ranks(size, [&](const Meeting& meeting, const Listener& listener) {
-    const auto communicator = test::communicator_of(test::meet(meeting, listener));
+  const auto thrown = test::run_ranks(size, [&](const Meeting& meeting) {
+    const auto communicator = test::communicator_of(test::meet(meeting));
     const Layout layout = Steps::layout();
     const Tensor grads = host_zeros({layout.total}, DType::f32);
     Bucketer bucketer(*communicator, layout, grads, cpu(), {.extras = 2});

@@ -121,7 +121,8 @@ TEST_CASE("gloo: broadcast from each root, of each dtype, several under way at o
 }
 
 /// Runs 3 ranks with a timeout of the engine and expects a CommError with `text` on the ranks of `wanted` within `limit`.
-void expect_failures(const std::function<void(Communicator&)>& body, const std::vector<int>& wanted, const std::string& text, Milliseconds timeout, Milliseconds limit) {
+void expect_failures(const std::function<void(Communicator&)>& body, const std::vector<int>& wanted, const std::string& text, Milliseconds timeout,
+                     Milliseconds limit) {
   std::vector<Clock::duration> took(3, Clock::duration::zero());
   std::vector<int> right_type(3, 0);
   const auto thrown = run_ranks(3, [&](const Meeting& meeting) {

@@ -125,8 +125,7 @@ TEST_CASE("hub: one that has left while another waits for it is named; a clean e
       control.all_gather("", "manifest", after(20000));
     });
     REQUIRE(texts.size() == 2);
-    CHECK(texts.at(0).starts_with("rank 1: has left while rank"));
-    CHECK(texts.at(0).ends_with(" for it in manifest; start"));
+    CHECK(texts.at(0).starts_with("rank 1: has left without coming to manifest, awaited by rank"));
     CHECK(job.hub().failure()->code == 6);
     CHECK(job.hub().failure()->rank == 1);
   }
@@ -173,6 +172,21 @@ TEST_CASE("hub: a rank that stands still while others wait; one that moves; one 
   CHECK(job.hub().failure()->text.ends_with(" s while others wait; step 7, load"));
   CHECK(texts.at(1) == job.hub().failure()->text);
   CHECK(std::ranges::count_if(job.warnings(), [](const std::string& line) { return line.starts_with("rank 2: has not moved for 0."); }) == 1);
+}
+
+TEST_CASE("hub: at a deadline the rank that works is named before those that wait elsewhere", "[cpu]") {
+  Job job(4);
+  std::atomic<bool> over{false};
+  const auto texts = job.run([&](int rank, Control& control) {
+    if (rank == 0) {
+      std::this_thread::sleep_for(Milliseconds(200));
+      over = text_of<CommError>([&] { control.all_gather("", "manifest", after(300)); }) != "nothing was thrown";
+    }
+    if (rank == 1 || rank == 3) control.all_gather("", "addresses", after(20000));
+    while (rank == 2 && !over) std::this_thread::sleep_for(Milliseconds(5));
+  });
+  CHECK(texts.at(1) == "rank 2: has not come to manifest by its deadline; start; also ranks 1, 3");
+  CHECK(job.hub().failure()->rank == 2);
 }
 
 TEST_CASE("hub: without it every rank ends within a second", "[cpu]") {

@@ -47,8 +47,8 @@ TEST_CASE("manifest: bytes and back", "[cpu]") {
 
 TEST_CASE("manifest: a difference is the same error on every rank", "[cpu]") {
   const auto run = [](int odd) {
-    return test::run_ranks(4, [&](const Meeting& meeting, const Listener& listener) {
-      expect_equal_manifests(*test::meet(meeting, listener), manifest_of(meeting.rank == odd ? "8" : "7", kTwo), Clock::now() + Milliseconds(10000));
+    return test::run_ranks(4, [&](const Meeting& meeting) {
+      expect_equal_manifests(*test::meet(meeting), manifest_of(meeting.rank == odd ? "8" : "7", kTwo), Clock::now() + Milliseconds(10000));
     });
   };
   for (const std::string& text : run(4)) CHECK(text.empty());

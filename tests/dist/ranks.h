@@ -40,16 +40,5 @@ struct Ending {
 std::vector<Ending> run_processes(int size, const std::function<int(const Meeting&)>& body, Milliseconds limit, const std::vector<int>& doomed = {},
                                   Milliseconds timeout = Milliseconds(20000), const std::function<void(Hub&, const std::vector<pid_t>&)>& watch = {});
 
-// transition
-inline std::vector<std::string> run_ranks(int size, const std::function<void(const Meeting&, const Listener&)>& body, Milliseconds timeout = Milliseconds(20000)) {
-  const Listener unused;
-  return run_ranks(size, [&](const Meeting& m) { body(m, unused); }, timeout);
-}
-inline std::shared_ptr<Control> meet(const Meeting& meeting, const Listener&) { return meet(meeting); }
-inline std::vector<Ending> run_processes(int size, const std::function<int(const Meeting&, const Listener&)>& body, Milliseconds limit, const std::vector<int>& doomed = {}) {
-  const Listener unused;
-  return run_processes(size, [&](const Meeting& m) { return body(m, unused); }, limit, doomed);
-}
-
 }  // namespace test
 }  // namespace detr::dist

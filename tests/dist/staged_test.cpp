@@ -53,7 +53,8 @@ std::vector<std::vector<Tensor>> collectives(int size, bool staged) {
     auto& out = results[static_cast<std::size_t>(c.rank())];
     for (std::uint64_t round = 0; round < 2; ++round) {
       const int seed = c.rank() + 10 * static_cast<int>(round);
-      const Tensor single = draws(5001, DType::f32, seed), half = draws(4000, DType::bf16, seed), mine = draws(6, DType::f32, seed).reshape({2, 3}), none = host_zeros({0}, DType::f32);
+      const Tensor single = draws(5001, DType::f32, seed), half = draws(4000, DType::bf16, seed), none = host_zeros({0}, DType::f32);
+      const Tensor mine = draws(6, DType::f32, seed).reshape({2, 3});
       const Tensor all = host_zeros({size, 2, 3}, DType::f32), sent = draws(1000, DType::f32, seed);
       const std::uint64_t tag = 10 * round;
       std::vector<std::shared_ptr<Work>> works;
@@ -146,7 +147,8 @@ TEST_CASE("gloo-staged: arguments, and the deadline of a work", "[cpu]") {
     expect([&] { c->all_reduce_sum(stream, x, {3, "bucket 4 of step 5"}); });
   });
   for (const std::string& text : thrown) CHECK(text == "");
-  const std::vector<std::string> both = {"gloo-staged, sum: a tensor on cpu, got f32(0)", "all_gather, g: f32(2) of each of 2 ranks into f32(2)", "broadcast, w: root 2 in a group of 2"};
+  const std::vector<std::string> both = {"gloo-staged, sum: a tensor on cpu, got f32(0)", "all_gather, g: f32(2) of each of 2 ranks into f32(2)",
+                                         "broadcast, w: root 2 in a group of 2"};
   CHECK(texts[1] == both);
   REQUIRE(texts[0].size() == 5);
   CHECK(std::equal(both.begin(), both.end(), texts[0].begin()));

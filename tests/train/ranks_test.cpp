@@ -1,13 +1,9 @@
 // Steps of several ranks against one process on the joined batch.
-#include <sys/socket.h>
-
 #include <cmath>
-#include <thread>
 
 #include "dist/build.h"
-#include "dist/gloo/communicator.h"
-#include "dist/hub.h"
 #include "runtime/faults.h"
+#include "tests/dist/ranks.h"
 #include "tests/train/rig.h"
 #include "train/memory_plan.h"
 
@@ -17,49 +13,6 @@ using train::StepOptions;
 using train::StepResult;
 
 namespace {
-
-/// What a rank is given.
-struct Peer {
-  int rank, size;
-  std::shared_ptr<dist::Control> control;
-  std::unique_ptr<dist::Communicator> communicator;
-};
-
-/// Calls body for each rank in a thread of its own, with Gloo between them. Returns what each has thrown.
-std::vector<std::string> run_ranks(int size, const std::function<void(Peer&)>& body) {
-  dist::Hub hub({.size = size, .token = "a test's", .start_timeout = dist::Milliseconds(60000), .timeout = dist::Milliseconds(60000), .warn = {}});
-  std::vector<int> ends;
-  for (int r = 0; r < size; ++r) {
-    int pair[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
-    hub.attach(r, dist::Socket(pair[0]));
-    ends.push_back(pair[1]);
-  }
-  std::vector<std::string> thrown(static_cast<std::size_t>(size));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      std::shared_ptr<dist::Control> control;
-      try {
-        dist::ControlOptions options;
-        options.rank = r;
-        options.size = size;
-        options.token = "a test's";
-        options.timeout = dist::Milliseconds(60000);
-        control = dist::Control::over(dist::Socket(ends[static_cast<std::size_t>(r)]), options);
-        Peer peer{r, size, control, dist::gloo_communicator(control, dist::Milliseconds(60000), {"127.0.0.1", dist::Milliseconds(60000)})};
-        body(peer);
-        peer.communicator->barrier(dist::Milliseconds(60000), "end");
-        control->leave();
-      } catch (const std::exception& error) {
-        thrown[static_cast<std::size_t>(r)] = error.what();
-        if (control) control->fail(dist::kPeerCode, error.what());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return thrown;
-}
 
 /// At this rate rounding does not grow from step to step.
 train::OptimizerConfig slow() {
@@ -77,7 +30,7 @@ struct Run {
   std::int64_t micro_batches = 1;             ///< of a rank
   train::StepFaults faults = {};              ///< asked with the step and the part of the joined batch as micro-batch
   std::function<bool(std::int64_t step)> without_denoising = {};
-  bool share_statistics = true;
+  bool share_statistics = true, narrow = false;
   train::OptimizerConfig optimizer = slow();
   int constant_on = -1, bad_on = -1;          ///< the rank (or part) whose loss is a constant; the only rank with faults.bad_values
   bool one_picture = false;                   ///< all pictures have the first one's pixels, so that every part of a batch has its statistics
@@ -175,11 +128,15 @@ Left train_on(const Run& run, const StepOptions& options, std::int64_t first, st
 /// The same run on `ranks` ranks; every rank's result.
 std::vector<Left> train_on_ranks(const Run& run, int ranks, bool keep_gradients = true) {
   std::vector<Left> left(static_cast<std::size_t>(ranks));
-  const std::vector<std::string> thrown = run_ranks(ranks, [&](Peer& peer) {
+  const dist::Milliseconds patience(60000);
+  const std::vector<std::string> thrown = dist::test::run_ranks(ranks, [&](const dist::Meeting& meeting) {
+    const auto control = dist::test::meet(meeting);
+    const auto communicator = dist::test::communicator_of(control, patience);
     StepOptions options;
     options.micro_batches = run.micro_batches;
     options.ranks.size = ranks;
     options.ranks.share_statistics = run.share_statistics;
+    options.ranks.narrow = run.narrow;
     options.ranks.caps = {4096, 16384};   // several buckets in a tiny model
     train::MemoryRequest request;
     request.make_model = [&] { return std::make_unique<models::RtDetr>(run.config); };
@@ -190,10 +147,11 @@ std::vector<Left> train_on_ranks(const Run& run, int ranks, bool keep_gradients 
     train::StepKey key = train::key_of(train::part_of(joined_batch(run, 0), 0, ranks * run.micro_batches));
     request.keys = {key};
     options.ranks.plan = train::plan_collectives(request);
-    options.ranks.communicator = peer.communicator.get();
-    options.ranks.control = peer.control.get();
-    left[static_cast<std::size_t>(peer.rank)] = train_on(run, options, peer.rank * run.micro_batches, run.micro_batches, ranks * run.micro_batches, keep_gradients);
-  });
+    options.ranks.communicator = communicator.get();
+    options.ranks.control = control.get();
+    left[static_cast<std::size_t>(meeting.rank)] = train_on(run, options, meeting.rank * run.micro_batches, run.micro_batches, ranks * run.micro_batches, keep_gradients);
+    communicator->barrier(patience, "end");
+  }, patience);
   for (const std::string& text : thrown) REQUIRE(text == "");
   return left;
 }
@@ -365,6 +323,25 @@ TEST_CASE("ranks: a rank whose loss is a constant, and steps without denoising",
     if (shared) continue;
     Run others = run;   // one process on the other ranks' parts gets the same gradients
     expect_within(ranks[0].gradients[0], train_alone(others, 3).gradients[0], 1e-12);
+  }
+}
+
+TEST_CASE("ranks: buckets in bf16 differ by rounding alone, and are the same on all ranks", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  for (const int ranks : {2, 4}) {
+    Run run;
+    run.dtype = DType::f32;
+    run.pictures = pictures(4);
+    run.steps = 2;
+    run.narrow = true;
+    const std::vector<Left> left = train_on_ranks(run, ranks);
+    const Left alone = train_alone(run);
+    for (const Left& rank : left) {
+      CHECK(rank.hash == left[0].hash);
+      const double error = relative_error(rank.gradients[0], alone.gradients[0]);
+      CHECK(error < 4e-3 * std::sqrt(static_cast<double>(ranks)));   // half a unit of 2^-8 a hop, at random
+      CHECK(error > 1e-4);
+    }
   }
 }
 

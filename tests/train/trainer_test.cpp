@@ -3,10 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "data/synth.h"
-#include "tests/support.h"
-#include "tests/tiny_model.h"
-#include "train/metric_log.h"
+#include "tests/train/project.h"
 
 using namespace detr;
 using namespace detr::test;
@@ -14,92 +11,6 @@ using namespace detr::train;
 namespace fs = std::filesystem;
 
 namespace {
-
-/// Writes log.txt and keeps the rest; may set the stop flag.
-class Recorder final : public Reporter {
- public:
-  explicit Recorder(const fs::path& folder) : log_(folder) {}
-  void note(const std::string& line) override { notes.push_back(line); }
-  void warning(const std::string& line) override { warnings.push_back(line); }
-  void step(const StepRecord& record) override {
-    steps.push_back(record);
-    log_.step(record, true);
-    if (record.step == stop_at_step) stop = true;
-  }
-  void evaluating(std::int64_t, std::int64_t) override {
-    if (stop_in_evaluation) stop = true;
-  }
-  void epoch(const EpochRecord& record) override {
-    epochs.push_back(record);
-    log_.epoch(record);
-  }
-  void saved(const std::string& file, std::int64_t) override { files.push_back(file); }
-
-  std::vector<std::string> notes, warnings, files;
-  std::vector<StepRecord> steps;
-  std::vector<EpochRecord> epochs;
-  std::atomic<bool> stop{false};
-  std::int64_t stop_at_step = -1;
-  bool stop_in_evaluation = false;
-
- private:
-  MetricLog log_;
-};
-
-/// Nine training and three validation pictures of 64 pixels; two epochs of three steps.
-struct Project {
-  TempDir dir;
-  SplitData train, val;
-  RunConfig config;
-
-  Project() {
-    data::SynthOptions synth;
-    synth.out = dir / "data";
-    synth.images = 12;
-    synth.val_share = 0.25;
-    synth.classes = 2;
-    synth.height = synth.width = 64;
-    synth.max_boxes = 3;
-    synth.empty_share = 0.2;
-    data::make_synthetic(synth);
-    train = read("train");
-    val = read("val");
-    config.model = tiny_config();
-    config.epochs = 2;
-    config.seed = 4;
-    config.train.transforms = data::training_transforms(64, 64);
-    config.train.policy = {1, {"RandomZoomOut"}};
-    config.train.batch_size = 3;
-    config.train.num_workers = 1;
-    config.train.scales = {64, 96};
-    config.train.scales_stop_epoch = 1;
-    config.val.transforms = data::evaluation_transforms(64, 64);
-    config.val.batch_size = 2;
-    config.val.num_workers = 1;
-    config.num_top_queries = 12;
-    config.optimizer.lr = 1e-3;
-  }
-
-  SplitData read(const std::string& split) const {
-    data::Findings findings;
-    const auto coco = std::make_shared<data::CocoData>(data::read_coco(dir / "data" / "annotations" / ("instances_" + split + ".json"), findings));
-    return {coco, dir / "data" / "images" / split};
-  }
-
-  /// Options of a run in the folder `name`.
-  RunOptions options(const std::string& name, const fs::path& resume = {}) const {
-    RunOptions options;
-    options.train = train;
-    options.val = val;
-    options.output_dir = dir / name;
-    fs::create_directories(options.output_dir);
-    options.resume = resume;
-    options.config_json = "{}";
-    options.version = "test";
-    return options;
-  }
-  fs::path last(const std::string& name) const { return dir / name / "last.safetensors"; }
-};
 
 RunSummary run(const RunConfig& config, const RunOptions& options, Recorder& recorder, int threads = 1) {
   Trainer trainer(config, options, Stream::cpu(threads), recorder);

@@ -114,7 +114,9 @@ Tensor exact_sum(DType dtype, std::int64_t count, int size) {
   return sum;
 }
 
-bool same_bytes(const Tensor& a, const Tensor& b) { return a.bytes() == b.bytes() && (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), static_cast<std::size_t>(a.bytes())) == 0); }
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() && (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), static_cast<std::size_t>(a.bytes())) == 0);
+}
 
 /// A copy on the GPU of its own.
 Tensor uploaded(const Stream& stream, const Tensor& host) {
@@ -130,7 +132,8 @@ void check_collectives(Communicator& c, const Stream& stream, Checks& checks) {
   for (const std::int64_t length : {0, 1, 1000, 2'000'003}) {
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i64, DType::u8}) {
       const std::string what = concat(c.engine(), ", ", dtype, ", ", length, ": ");
-      const Tensor own = values(dtype, length, c.rank(), true), summed = uploaded(stream, own), mine = uploaded(stream, own), all = stream.zeros({c.size(), length}, dtype);
+      const Tensor own = values(dtype, length, c.rank(), true), summed = uploaded(stream, own), mine = uploaded(stream, own);
+      const Tensor all = stream.zeros({c.size(), length}, dtype);
       std::vector<std::shared_ptr<Work>> works;
       if (dtype != DType::u8) works.push_back(c.all_reduce_sum(stream, summed, {++tag, what + "sum"}));
       works.push_back(c.all_gather(stream, mine, all, {++tag, what + "gather"}));
@@ -158,7 +161,8 @@ void check_collectives(Communicator& c, const Stream& stream, Checks& checks) {
 class GpuSteps {
  public:
   GpuSteps(Communicator& c, const Stream& stream, bool integers)
-      : c_(&c), stream_(stream), grads_(stream.zeros({layout_.total}, DType::f32)), source_(stream.zeros({layout_.total}, DType::f32)), mine_(stream.zeros({7}, DType::f64)),
+      : c_(&c), stream_(stream), grads_(stream.zeros({layout_.total}, DType::f32)), source_(stream.zeros({layout_.total}, DType::f32)),
+        mine_(stream.zeros({7}, DType::f64)),
         all_(stream.zeros({c.size(), 7}, DType::f64)), bucketer_(c, layout_, grads_, stream, {.timeout = kTime, .slots_before = 1}) {
     made_up_.integers = integers;
   }
@@ -191,7 +195,9 @@ class GpuSteps {
       }
       checks.expect(same_bytes(grads, sum), concat(how, ", step ", step, ": the sums are wrong"));
     }
-    for (int rank = 0; rank < c_->size(); ++rank) checks.expect(same_bytes(all.slice(rank, rank + 1), statistics(step, rank)), concat(how, ", step ", step, ": the statistics are wrong"));
+    for (int rank = 0; rank < c_->size(); ++rank) {
+      checks.expect(same_bytes(all.slice(rank, rank + 1), statistics(step, rank)), concat(how, ", step ", step, ": the statistics are wrong"));
+    }
     for (int p = 0; p < static_cast<int>(layout_.parameters.size()); ++p) {
       double count = 0;
       for (int rank = 0; rank < c_->size(); ++rank) count += made_up_.reached(0, rank, p) ? 1.0 : 0.0;
@@ -275,7 +281,10 @@ int outlive(const Meeting& meeting, bool captured, int signal, Milliseconds dead
     for (int step = 1;; ++step) {
       if (step == 5) {
         c->barrier(kTime, "step 5");
-        if (failing) static_cast<void>(std::raise(signal));
+        if (failing) {
+          std::this_thread::sleep_for(Milliseconds(300));   // all have left the barrier
+          static_cast<void>(std::raise(signal));
+        }
         start = Clock::now();
       }
       if (captured) graph.launch(stream);

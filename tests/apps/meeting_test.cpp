@@ -1,0 +1,174 @@
+// Where ranks meet: those that another launcher has started, those of several hosts; and what the binary makes of its flags.
+#include <csignal>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "dist/socket.h"
+#include "tests/apps/process.h"
+
+namespace detr::test {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Setting job_setting(std::map<std::string, std::string> variables) { return {DETR_JOB_BINARY, std::move(variables), -1}; }
+
+/// A port that nobody listens on, as far as that can be known.
+int free_port() { return dist::Listener().port(); }
+
+/// A rank as torchrun would start it.
+std::unique_ptr<Detrtrain> torchrun_rank(int rank, int size, int port, const Words& flags, const std::string& run = "a", const std::string& fault = "", const std::string& host = "127.0.0.1") {
+  return std::make_unique<Detrtrain>(Words{"-d", "cpu"} + flags, Detrtrain::Streams::kept,
+                                     job_setting({{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"LOCAL_RANK", std::to_string(rank)},
+                                                  {"LOCAL_WORLD_SIZE", std::to_string(size)}, {"MASTER_ADDR", host}, {"MASTER_PORT", std::to_string(port)},
+                                                  {"TORCHELASTIC_RUN_ID", run}, {"DETRTRAIN_FAULT", fault}}));
+}
+
+TEST_CASE("meeting: ranks that another launcher starts", "[cpu]") {
+  for (const char* host : {"127.0.0.1", "0.0.0.0"}) {   // the latter: of all addresses
+    const int port = free_port();
+    std::vector<std::unique_ptr<Detrtrain>> ranks;
+    for (const int rank : {2, 0, 1}) ranks.push_back(torchrun_rank(rank, 3, port, {"--steps", "50"}, "a", "", host));
+    for (std::size_t i = 0; i < 3; ++i) {
+      const ProcessResult result = ranks[i]->wait();
+      INFO(result.err);
+      CHECK(result.code == 0);
+      CHECK(result.out == (i == 1 ? "50 steps\n" : ""));
+    }
+  }
+  const dist::Listener taken;
+  const ProcessResult result = torchrun_rank(0, 2, taken.port(), {})->wait();
+  CHECK(result.code == 6);
+  CHECK(result.err.find(concat("127.0.0.1:", taken.port(), ": Address already in use; --rdzv HOST:PORT names another one")) != std::string::npos);
+}
+
+TEST_CASE("meeting: a failure of ranks that another launcher has started", "[cpu]") {
+  for (const int failing : {0, 2}) {
+    const int port = free_port();
+    std::vector<std::unique_ptr<Detrtrain>> ranks;
+    for (const int rank : {0, 1, 2}) ranks.push_back(torchrun_rank(rank, 3, port, {}, "a", concat("throw:step=30,rank=", failing)));
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      const ProcessResult result = ranks[rank]->wait();
+      INFO("rank " << rank << ": " << result.err);
+      CHECK(result.code == 1);
+      CHECK((result.last_line().starts_with(concat("detrtrain: error: rank ", failing, ": DETRTRAIN_FAULT"))) == (rank == 0));
+    }
+  }
+  // Rank 0 takes the hub with it: that is what can be known.
+  const int port = free_port();
+  std::vector<std::unique_ptr<Detrtrain>> ranks;
+  for (const int rank : {0, 1}) ranks.push_back(torchrun_rank(rank, 2, port, {}, "a", "signal:sig=KILL,rank=0,step=30"));
+  CHECK(ranks[0]->wait().signal == SIGKILL);
+  const ProcessResult other = ranks[1]->wait();
+  CHECK(other.code == 6);
+  CHECK(other.err.find("rank 0 lost") != std::string::npos);
+}
+
+TEST_CASE("meeting: a rank that never comes, or comes twice", "[cpu]") {
+  {
+    const int port = free_port();
+    std::vector<std::unique_ptr<Detrtrain>> ranks;
+    for (const int rank : {0, 2}) ranks.push_back(torchrun_rank(rank, 3, port, {"--start-timeout", "1"}));
+    const ProcessResult first = ranks[0]->wait();
+    CHECK(first.code == 6);
+    CHECK(first.last_line().find("rank 1") != std::string::npos);
+    CHECK(ranks[1]->wait().code == 6);
+  }
+  const int port = free_port();
+  const auto first = torchrun_rank(0, 3, port, {});
+  const auto second = torchrun_rank(1, 3, port, {});
+  first->wait_until([&] { return first->err().find(" pid ") != std::string::npos; });
+  second->wait_until([&] { return second->err().find(" pid ") != std::string::npos; });
+  const ProcessResult twin = torchrun_rank(1, 3, port, {})->wait();
+  CHECK(twin.code == 2);
+  CHECK(twin.err.find("there is a rank 1 already") != std::string::npos);
+  CHECK(torchrun_rank(2, 3, port, {}, "another job")->wait().code == 6);
+  const auto third = torchrun_rank(2, 3, port, {});
+  first->wait_until([&] { return first->err().find(" runs\n") != std::string::npos; });
+  second->send(SIGTERM);
+  for (const auto* rank : {&first, &second, &third}) CHECK((*rank)->wait().code == 75);
+}
+
+TEST_CASE("meeting: two hosts", "[cpu]") {
+  const auto host = [](int port, int node, const Words& flags, const std::string& fault = "") {
+    return std::make_unique<Detrtrain>(Words{"--ranks", "2", "-d", "cpu", "--nnodes", "2", "--node-rank", std::to_string(node), "--rdzv", concat("127.0.0.1:", port), "--rdzv-id", "x",
+                                             "--comm-timeout", "3"} + flags,
+                                       Detrtrain::Streams::kept, job_setting({{"DETRTRAIN_FAULT", fault}}));
+  };
+  {
+    const int port = free_port();
+    const auto second = host(port, 1, {"--steps", "20"}), first = host(port, 0, {"--steps", "20"});
+    CHECK(first->wait().code == 0);
+    const ProcessResult result = second->wait();
+    CHECK(result.code == 0);
+    CHECK(result.err.find("[rank 2] rank 2 of 4 on cpu runs\n") != std::string::npos);
+    CHECK(result.out.empty());
+  }
+  for (const auto& [fault, code, error] : {std::tuple("signal:rank=3,sig=KILL,step=20", 6, "rank 3: "), std::tuple("throw:rank=2,step=20", 1, "rank 2: DETRTRAIN_FAULT"),
+                                           std::tuple("throw:rank=1,step=20", 1, "rank 1: DETRTRAIN_FAULT"), std::tuple("signal:rank=0,sig=SEGV,step=20", 1, "rank 0: killed by signal 11")}) {
+    INFO(fault);
+    const int port = free_port();
+    const auto first = host(port, 0, {}, fault), second = host(port, 1, {}, fault);
+    for (const auto* one : {&first, &second}) {
+      const ProcessResult result = (*one)->wait();
+      INFO(result.err);
+      CHECK(result.code == code);
+      CHECK(result.last_line().starts_with(concat("detrtrain: error: ", error)));
+    }
+  }
+  const int port = free_port();
+  const auto first = host(port, 0, {}), second = host(port, 1, {});
+  second->wait_until([&] { return second->err().find(" runs\n") != std::string::npos; });
+  second->send(SIGTERM);
+  for (const auto* one : {&first, &second}) CHECK((*one)->wait().code == 75);
+}
+
+TEST_CASE("meeting: the binary's flags", "[cpu]") {
+  for (const char* ranks : {"0", "-1", "1000", "x", "2.5"}) expect_error({"train", "-c", "tiny", "--ranks", ranks}, 2, "--ranks");
+  expect_error({"train", "-c", "tiny", "--nproc-per-node", "0"}, 2, "--ranks");
+  expect_error({"train", "-c", "tiny", "--gpus", "0"}, 2, "--gpus 0");
+  expect_error({"train", "-c", "tiny", "--gpus", "2"}, 8, "there is no GPU");
+  expect_error({"train", "-c", "tiny", "--gpus", "all"}, 8, "there is no GPU");
+  expect_error({"train", "-c", "tiny", "--gpus", "2", "-d", "cpu"}, 2, "contradict");
+  expect_error({"train", "-c", "tiny", "--ranks", "2", "--comm", "mpi"}, 2, "--comm");
+  expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--comm", "nccl"}, 2, "--comm nccl is for GPUs");
+  expect_error({"train", "-c", "tiny", "--ranks", "2", "--comm-timeout", "0"}, 2, "--comm-timeout");
+  expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--nnodes", "2"}, 2, "--node-rank");
+  const auto with = [](const std::map<std::string, std::string>& variables, const Words& flags) {
+    return Detrtrain(Words{"train", "-c", "tiny"} + flags, Detrtrain::Streams::kept, {"", variables, -1}).wait();
+  };
+  const ProcessResult half = with({{"RANK", "1"}}, {});
+  CHECK(half.code == 2);
+  CHECK(half.err.find("WORLD_SIZE") != std::string::npos);
+  CHECK(with({{"RANK", "4"}, {"WORLD_SIZE", "4"}}, {}).code == 2);
+  const ProcessResult fault = with({{"DETRTRAIN_FAULT", "thorw"}}, {"--ranks", "2", "-d", "cpu"});
+  CHECK(fault.code == 2);
+  CHECK(fault.errors().size() == 1);
+  CHECK(with({{"DETRTRAIN_FAULT", "thorw"}}, {}).code == 2);
+}
+
+TEST_CASE("meeting: --json has the job's failure", "[cpu]") {
+  for (const auto& [failing, kind] : {std::pair(0, "throw:"), std::pair(1, "throw:"), std::pair(0, "signal:sig=SEGV,"), std::pair(1, "exit:code=0,")}) {
+    const std::string fault = concat("sleep:ms=60000,phase=rendezvous,rank=", 1 - failing, ";", kind, "phase=rendezvous,rank=", failing);
+    INFO(fault);
+    Detrtrain process({"train", "-c", "tiny", "--data", "none", "--ranks", "2", "-d", "cpu", "--json"}, Detrtrain::Streams::kept, {"", {{"DETRTRAIN_FAULT", fault}}, -1});
+    const ProcessResult result = process.wait();
+    INFO(result.err);
+    CHECK(result.code == 1);
+    const nlohmann::json object = result.json();
+    CHECK(object.at("command") == "train");
+    REQUIRE(result.errors().size() == 1);
+    CHECK(result.errors()[0] == "detrtrain: error: " + object.at("error").get<std::string>());
+    CHECK(result.last_line() == result.errors()[0]);
+  }
+  // An error that all ranks have is told once.
+  const ProcessResult result = detrtrain({"train", "-c", "tiny", "--data", "/nonexistent", "--ranks", "3", "-d", "cpu", "--json"});
+  INFO(result.err);
+  CHECK(result.code == 3);
+  CHECK(result.json().at("error").get<std::string>().find("/nonexistent") != std::string::npos);
+  CHECK(result.errors().size() == 1);
+}
+
+}  // namespace
+}  // namespace detr::test

@@ -1,0 +1,159 @@
+"""Rows 14, 15, 35 to 38: stops, saves and resumes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from checkpoint import Checkpoint, expect_same_state
+from job import Failure, Skip, Trial, expect
+from registry import row
+from runs import expect_no_temporaries, expect_resumes, hash_at_end, paced, undisturbed_hash
+
+
+@row(14, "SIGTERM to the launcher or a rank")
+def stop(t: Trial) -> None:
+    ranks, steps = t.random.choice([2, 3]), 20
+    target = t.random.choice([None, *range(ranks)])
+    number = t.random.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+    job = t.train(ranks, ["--max-steps", str(steps)], fault=paced(50))
+    job.wait_until_it_trains()
+    t.pause(0.3)
+    job.send(number, target)
+    job.expect_end(75)
+    found = re.search(r"stopped after step (\d+), saved", job.err())
+    expect(found is not None, "it does not say after which step it stopped")
+    assert found is not None
+    at = int(found.group(1))
+    expect(Checkpoint(t.folder / "run" / "last.safetensors").step() == at, f"the checkpoint is not of step {at}")
+    expect("state hash" in job.err() and "warning: not saved" not in job.err(), "no hash, or not saved")
+    expect_resumes(t, ranks, steps)
+
+
+@row(15, "SIGINT twice", "s from the second to the end")
+def stop_twice(t: Trial) -> float:
+    ranks, steps, saving = t.random.choice([2, 3]), 20, t.number % 2 == 0
+    fault = paced(50) + (";sleep:ms=3000,phase=save,rank=0" if saving else "")
+    job = t.train(ranks, ["--max-steps", str(steps)], fault=fault)
+    job.wait_until_it_trains()
+    t.pause(0.2)
+    job.send(signal.SIGINT)
+    time.sleep(0.8 if saving else t.random.uniform(0, 0.1))
+    if saving:
+        begin = job.send(signal.SIGINT)
+        job.expect_failure(130, "ended at once by a second signal")
+    else:
+        begin = time.monotonic()
+        if job.running():
+            job.process.send_signal(signal.SIGINT)
+        code = job.wait()
+        expect(code in (75, 130), f"exit code {code}, wanted 130, or 75 where it was faster")
+        job.expect_nothing_left()
+    took = t.expect_within(job.ended - begin, 1.0)
+    expect_resumes(t, ranks, steps)
+    return took
+
+
+@row(35, "killed while saving")
+def killed_while_saving(t: Trial) -> None:
+    ranks, steps = t.random.choice([1, 2]), 30
+    job = t.train(ranks, ["--save-every", "1s", "--max-steps", str(steps)])
+    job.wait_for(r"saved last.safetensors step 1\b")
+    t.pause(0.4)
+    if ranks == 1:
+        job.send(signal.SIGKILL)
+        job.wait()
+    else:
+        job.send(signal.SIGKILL, 0)
+        job.expect_failure(6, r"rank 0: killed by signal 9 \(SIGKILL\)")
+    announced = max(int(step) for step in re.findall(r"saved last.safetensors step (\d+)", job.err()))
+    files = [t.folder / "run" / name for name in ("last.safetensors", "last.safetensors.previous")]
+    there = [Checkpoint(file).step() for file in files if file.exists()]
+    expect(max(there) >= announced, f"step {announced} was announced as saved, and there are steps {there}")
+    expect_resumes(t, ranks, steps)
+
+
+# What a save calls, of what changes the folder or the files.
+CALLS = ["openat", "fallocate", "write", "pwrite64", "fsync", "close", "link", "rename"]
+
+
+@row(36, "killed at each system call of a save", "calls covered")
+def killed_at_each_call(t: Trial) -> float:
+    if not shutil.which("strace"):
+        raise Skip("no strace")
+    base = t.folder / "base"
+    t.train(1, ["--max-steps", "2", "--save-every", "1s"], output="base").expect_end(0)
+    call = CALLS[t.number % len(CALLS)]
+    counted = t.folder / "calls"
+    # Of a whole resumed run of one step that saves twice.
+    more = ["-r", "auto", "--max-steps", "3", "--save-every", "1s"]
+    wanted = undisturbed_hash(t, 1, 5)
+
+    def resumed(name: str, options: list[str]) -> int:
+        shutil.copytree(base, t.folder / name)
+        job = t.train(1, more, output=name, wrapper=["strace", "-f", "-qq", "-o", str(counted), "-e", f"trace={call}", *options, "-P", str(t.folder / name), *paths(name)])
+        return job.wait()
+
+    def paths(name: str) -> list[str]:
+        return [word for file in ("last.safetensors", "last.safetensors.previous") for word in ("-P", str(t.folder / name / file))]
+
+    covered = 0
+    for number in range(1, 40):
+        name = f"{call}{number}"
+        code = resumed(name, ["-e", f"inject={call}:signal=KILL:when={number}"])
+        if code == 0:   # there is no such call
+            break
+        expect(code in (-signal.SIGKILL, 128 + signal.SIGKILL), f"{call} {number}: exit code {code}, wanted a kill")
+        covered += 1
+        found = hash_at_end(t.train(1, ["-r", "auto", "--max-steps", "5"], output=name))
+        expect(found == wanted, f"{call} {number}: after the resume the state hash is {found}, wanted {wanted}")
+        expect_no_temporaries(t.folder / name)
+        shutil.rmtree(t.folder / name)
+    return covered
+
+
+@row(37, "the disk is full")
+def disk_full(t: Trial) -> None:
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False).returncode != 0:
+        raise Skip("no mounts of its own (unshare -rm)")
+    run = t.folder / "run"
+    run.mkdir()
+    kept = t.folder / "kept"
+    # What is in the small file system goes with it, so it is copied out at the end.
+    script = 'mount -t tmpfs -o size=14m none "$0" && shift 0 && "$@"; code=$?; cp -a "$0" "$KEPT"; exit $code'
+    ranks, last_fits = t.random.choice([1, 2]), t.number % 2 == 0
+    words = t.words(ranks, more=["--save-every", "1s", "--max-steps", "2" if last_fits else "6"])
+    job = t.start(words, variables={"KEPT": str(kept)}, wrapper=["unshare", "-rm", "sh", "-c", script, str(run)])
+    code = job.wait()
+    expect(code == 7, f"exit code {code}, wanted 7")
+    job.expect_nothing_left()
+    expect("warning: not saved: " in job.err(), "no warning")
+    expect(re.search(r"No space left on device|free some space", job.last_line()) is not None, "the last line does not say why")
+    expect(("three times in a row" in job.last_line()) == (not last_fits), "the wrong reason")
+    expect(Checkpoint(kept / "last.safetensors").step() == 1, "the old checkpoint is gone")
+    expect_no_temporaries(kept)
+
+
+@row(38, "killed and resumed")
+def killed_and_resumed(t: Trial) -> None:
+    ranks, steps = 1 + t.number % 3, 12
+    whole = t.train(ranks, ["--max-steps", str(steps)], output="whole")
+    whole.expect_end(0)
+    saved = t.random.randrange(1, 7)
+    job = t.train(ranks, ["--save-every", f"{saved}s"])
+    job.wait_for(rf"saved last.safetensors step {saved}\b")
+    t.pause(0.3)
+    if ranks == 1:
+        job.send(signal.SIGKILL)
+        job.wait()
+    else:
+        rank = t.random.randrange(ranks)
+        job.send(signal.SIGKILL, rank)
+        job.expect_failure(6, rf"rank {rank}: killed")
+    t.train(ranks, ["-r", "auto", "--max-steps", str(steps)]).expect_end(0)
+    expect_same_state(t.folder / "whole" / "last.safetensors", t.folder / "run" / "last.safetensors")
+    expect_no_temporaries(t.folder / "run")

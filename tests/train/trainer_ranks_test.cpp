@@ -1,0 +1,149 @@
+// Whole runs on several ranks.
+#include "dist/build.h"
+#include "dist/gloo/communicator.h"
+#include "tests/dist/ranks.h"
+#include "tests/train/project.h"
+
+using namespace detr;
+using namespace detr::test;
+using namespace detr::train;
+
+namespace {
+
+const dist::Milliseconds kPatience(60000);
+
+/// What a run has left on each rank.
+struct Runs {
+  std::vector<RunSummary> summaries;
+  std::vector<std::unique_ptr<Recorder>> recorders;
+  std::vector<std::string> thrown;
+};
+
+/// `change` may change a rank's options and configuration.
+Runs run_on(const Project& project, int ranks, const std::string& name, const std::filesystem::path& resume = {},
+            const std::function<void(int rank, RunConfig& config, RunOptions& options, Recorder& recorder)>& change = {}) {
+  Runs runs;
+  runs.summaries.resize(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    std::filesystem::create_directories(project.dir / concat(name, "-rank", r));
+    runs.recorders.push_back(std::make_unique<Recorder>(project.dir / concat(name, "-rank", r)));
+  }
+  RunOptions shared = project.options(name, resume);
+  runs.thrown = dist::test::run_ranks(ranks, [&](const dist::Meeting& meeting) {
+    RunOptions options = shared;
+    RunConfig config = project.config;
+    Recorder& recorder = *runs.recorders[static_cast<std::size_t>(meeting.rank)];
+    const auto control = ranks > 1 ? dist::test::meet(meeting) : nullptr;
+    options.ranks.control = control;
+    options.ranks.connect = [control](const Stream&) { return dist::gloo_communicator(control, kPatience, {"127.0.0.1", kPatience}); };
+    options.ranks.settings = {{"engine", "gloo"}};
+    options.config_json = R"({"optimizer": {"lr": 0.1}})";
+    if (change) change(meeting.rank, config, options, recorder);
+    Trainer trainer(config, options, Stream::cpu(1), recorder);
+    runs.summaries[static_cast<std::size_t>(meeting.rank)] = trainer.run(recorder.stop);
+  }, kPatience);
+  return runs;
+}
+
+}  // namespace
+
+TEST_CASE("trainer on ranks: equal replicas, one reporter, and the same bits when stopped and resumed", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  const Project project;
+  const Runs straight = run_on(project, 3, "straight");
+  for (std::size_t r = 0; r < 3; ++r) {
+    REQUIRE(straight.thrown[r] == "");
+    CHECK(straight.summaries[r].hash == straight.summaries[0].hash);
+    CHECK(straight.summaries[r].state.step == 6);
+    CHECK(straight.summaries[r].state.best_ap == straight.summaries[0].state.best_ap);
+    const Recorder& recorder = *straight.recorders[r];
+    CHECK(recorder.epochs.size() == (r == 0 ? 2 : 0));
+    CHECK(recorder.steps.size() == (r == 0 ? 6 : 0));
+    CHECK(recorder.notes.empty() == (r != 0));
+  }
+  CHECK(straight.recorders[0]->epochs[1].evaluation->images == 3);
+
+  const Runs stopped = run_on(project, 3, "stopped", {}, [](int rank, RunConfig&, RunOptions&, Recorder& recorder) {
+    if (rank == 0) recorder.stop_at_step = 2;   // one rank is asked; its loader tells the others
+  });
+  for (std::size_t r = 0; r < 3; ++r) {
+    REQUIRE(stopped.thrown[r] == "");
+    CHECK(stopped.summaries[r].end == RunEnd::stopped);
+    CHECK(stopped.summaries[r].state.step == stopped.summaries[0].state.step);
+    CHECK(stopped.summaries[r].hash == stopped.summaries[0].hash);
+  }
+  CHECK(stopped.summaries[0].state.step >= 2);
+  const Runs resumed = run_on(project, 3, "stopped", project.last("stopped"));
+  for (std::size_t r = 0; r < 3; ++r) {
+    REQUIRE(resumed.thrown[r] == "");
+    CHECK(resumed.summaries[r].hash == straight.summaries[0].hash);
+  }
+}
+
+TEST_CASE("trainer on ranks: a stop wish in an evaluation holds for all", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  const Project project;
+  const Runs runs = run_on(project, 2, "eval", {}, [](int, RunConfig& config, RunOptions&, Recorder& recorder) {
+    config.train.batch_size = 4;
+    recorder.stop_in_evaluation = true;
+  });
+  for (std::size_t r = 0; r < 2; ++r) {
+    REQUIRE(runs.thrown[r] == "");
+    CHECK(runs.summaries[r].end == RunEnd::stopped);
+    CHECK(runs.summaries[r].state.epoch == 0);
+    CHECK(runs.summaries[r].state.epoch_step == 2);
+  }
+}
+
+TEST_CASE("trainer on ranks: the twelve numbers do not depend on how many score", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  // Weights that have learnt something, scored by 1 to 4 ranks: three pictures are no multiple of any but one and three.
+  const Project project;
+  const Runs trained = run_on(project, 1, "trained");
+  std::vector<data::EvalResult> results;
+  for (const int ranks : {1, 2, 3, 4}) {
+    const Runs runs = run_on(project, ranks, concat("scored", ranks), {}, [&](int, RunConfig& config, RunOptions& options, Recorder&) {
+      options.tuning = project.last("trained");
+      options.max_steps = 0;
+      config.epochs = 1;
+      config.train.batch_size = 12;
+      config.train.drop_last = false;
+      config.optimizer.lr = 1e-30;           // the step changes no weight
+      config.optimizer.use_ema = true;
+      config.optimizer.ema_decay = 1 - 1e-12;   // and the average keeps the statistics that were loaded
+    });
+    for (const std::string& text : runs.thrown) REQUIRE(text == "");
+    results.push_back(*runs.recorders[0]->epochs.at(0).evaluation);
+  }
+  for (const data::EvalResult& result : results) {
+    for (std::size_t i = 0; i < 12; ++i) CHECK(result.stats()[i].second == results[0].stats()[i].second);
+    CHECK(result.images == 3);
+    CHECK(result.dets == results[0].dets);
+  }
+  CHECK(results[0].dets == 3 * 12);
+}
+
+TEST_CASE("trainer on ranks: ranks that are not of one run stop before the first step", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  const Project project;
+  const auto expect = [&](const std::string& text, const std::function<void(RunConfig& config, RunOptions& options)>& change) {
+    const Runs runs = run_on(project, 2, "differs", {}, [&](int rank, RunConfig& config, RunOptions& options, Recorder&) {
+      config.train.batch_size = 4;
+      if (rank == 1) change(config, options);
+    });
+    for (const std::string& thrown : runs.thrown) {
+      CAPTURE(thrown);
+      CHECK(thrown.find(text) != std::string::npos);
+    }
+    CHECK(runs.recorders[0]->steps.empty());
+  };
+  expect("rank 1: /optimizer/lr is 0.5, rank 0 has 0.1", [](RunConfig&, RunOptions& options) { options.config_json = R"({"optimizer": {"lr": 0.5}})"; });
+  expect("rank 1: version is other, rank 0 has test", [](RunConfig&, RunOptions& options) { options.version = "other"; });
+  expect("rank 1: training data is ", [](RunConfig&, RunOptions& options) {
+    auto other = std::make_shared<data::CocoData>(*options.train.coco);
+    other->annotations.at(0).label = 1 - other->annotations.at(0).label;
+    options.train.coco = other;
+  });
+  expect("rank 1: parameter ", [](RunConfig& config, RunOptions&) { config.model.encoder.dim_feedforward += 8; });
+  expect("rank 1: engine is x, rank 0 has gloo", [](RunConfig&, RunOptions& options) { options.ranks.settings = {{"engine", "x"}}; });
+}
