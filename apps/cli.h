@@ -81,7 +81,8 @@ struct PictureSize {
 PictureSize parse_size(const std::string& flag, const std::string& text);
 
 /// The stream for -d and --threads. Throws DeviceError if the device asked for is not there.
-Stream open_stream(const CommonOptions& common);
+/// failing_allocation: a rehearsed failure, the request for memory on the CPU from which on none is left; 0: none.
+Stream open_stream(const CommonOptions& common, std::int64_t failing_allocation = 0);
 
 /// Folder of the built-in configurations: beside the binary's folder when installed, else that of the source tree.
 std::filesystem::path builtin_configs();

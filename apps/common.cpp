@@ -1,10 +1,11 @@
-#include <new>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <iostream>
+#include <new>
 #include <optional>
 #include <regex>
 
@@ -67,6 +68,19 @@ std::optional<double> parse_real(const std::string& text) {
   return value;
 }
 
+/// Host memory that is used up at the n-th request.
+class EndingMemory final : public MemorySource {
+ public:
+  explicit EndingMemory(std::int64_t n) : left_(n) {}
+  Device device() const override { return memory_->device(); }
+  void* take(std::size_t bytes) override { return --left_ <= 0 ? nullptr : memory_->take(bytes); }
+  void give(void* memory, std::size_t bytes) override { memory_->give(memory, bytes); }
+
+ private:
+  const std::shared_ptr<MemorySource> memory_ = host_memory();
+  std::atomic<std::int64_t> left_;
+};
+
 }  // namespace
 
 int code_of(const std::exception& error) {
@@ -107,10 +121,11 @@ PictureSize parse_size(const std::string& flag, const std::string& text) {
   return {height, parts[3].matched ? std::stoll(parts[3]) : height};
 }
 
-Stream open_stream(const CommonOptions& common) {
+Stream open_stream(const CommonOptions& common, std::int64_t failing_allocation) {
   static const std::regex known("auto|cpu|cuda(:[0-9]{1,3})?");
   if (!std::regex_match(common.device, known)) throw ConfigError("--device ", common.device, ": wanted cpu, cuda or cuda:0");
-  if (common.device == "cpu" || (common.device == "auto" && list_gpus().empty())) return Stream::cpu(common.threads);
+  if (common.device == "cpu" || (common.device == "auto" && list_gpus().empty())) 
+    return Stream::cpu(common.threads, failing_allocation > 0 ? std::make_shared<EndingMemory>(failing_allocation) : host_memory());
   const std::size_t colon = common.device.find(':');
   return Stream::cuda(colon == std::string::npos ? 0 : std::stoi(common.device.substr(colon + 1)), common.threads);
 }

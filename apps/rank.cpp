@@ -3,11 +3,11 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <string_view>
 
@@ -55,7 +55,7 @@ void write_last_words(std::string_view what, int number, std::string_view more) 
   std::size_t length = 0;
   const auto add = [&](std::string_view part) {
     const std::size_t count = std::min(part.size(), sizeof line - length);
-    std::memcpy(line + length, part.data(), count);
+    std::copy_n(part.data(), count, line + length);
     length += count;
   };
   add("rank ");

@@ -300,7 +300,7 @@ int code_of_end(const train::RunSummary& summary) {
 /// A rank that neither writes nor reports: rank 0 does.
 Outcome run_silently(const TrainFlags& flags, const Place& place) {
   const Start start = read_start(flags, place.common, false);
-  const Stream stream = open_stream(place.common);
+  const Stream stream = open_stream(place.common, place.faults.failing_allocation());
   train::RunOptions options = run_options(flags, start, stream, [](const std::string&) {});
   options.ranks = ranks_of(flags, place);
   options.faults = place.faults;
@@ -315,7 +315,7 @@ Outcome run_silently(const TrainFlags& flags, const Place& place) {
 /// The run, or rank 0 of it.
 Outcome run_train(const TrainFlags& flags, const Place& place) {
   const CommonOptions& common = place.common;
-  const Stream stream = open_stream(common);
+  const Stream stream = open_stream(common, place.faults.failing_allocation());
   Start start = read_start(flags, common, true);
   const train::RunConfig& run = start.run;
   std::vector<std::string> data_lines;

@@ -28,6 +28,7 @@ struct Denoising {
 struct StepCounts {
   std::int64_t images = 0, boxes = 0, largest = 0;
   std::int64_t stops = 0;   ///< ranks that wish to stop before this step
+  std::int64_t bad = 0;     ///< pictures that could not be read so far, each counted once
 };
 
 /// What one training or evaluation step reads.

@@ -164,6 +164,7 @@ class Loader::Run {
   void finish_from(std::int64_t step);
   void finish(std::int64_t step, Slot& slot);
   void report_bad(std::int64_t step, const Slot& slot);
+  void expect_few_bad(std::int64_t bad) const;
   void end_threads();
 
   Shared& shared_;
@@ -287,15 +288,25 @@ void Loader::Run::report_bad(std::int64_t step, const Slot& slot) {
       }
       if (options.on_bad_image) options.on_bad_image(bad);
       if (options.evaluation) continue;
-      if (options.bad_images == BadImages::automatic && bad_count > shared_.bad_limit())
-        throw DataError(bad_count, " of ", shared_.count(), " images cannot be read, more than data.max_bad_share allows (", shared_.bad_limit(),
-                        "); the last: ", reason, "; repair them, or train with --bad-images skip");
+      if (!options.agree) expect_few_bad(bad_count);
     }
     if (options.evaluation || place.sample || place.bad.empty()) continue;
     const std::string& reason = place.bad.back().second;
     if (options.bad_images == BadImages::stop) throw DataError(reason);
     throw DataError("none of the ", shared_.count(), " images can be read; the last: ", reason);
   }
+}
+
+/// Of all ranks.
+void Loader::Run::expect_few_bad(std::int64_t bad) const {
+  if (shared_.options.bad_images != BadImages::automatic || bad <= shared_.bad_limit()) return;
+  std::string last;
+  {
+    const std::lock_guard lock(shared_.mutex);
+    if (!shared_.bad.empty()) last = "; the last: " + shared_.bad.back().reason;
+  }
+  throw DataError(bad, " of ", shared_.count(), " images cannot be read, more than data.max_bad_share allows (", shared_.bad_limit(), ")", last,
+                  "; repair them, or train with --bad-images skip");
 }
 
 void Loader::Run::finish(std::int64_t step, Slot& slot) {
@@ -339,7 +350,14 @@ void Loader::Run::finish(std::int64_t step, Slot& slot) {
     counts.boxes += boxes;
     counts.largest = std::max(counts.largest, boxes);
   }
-  if (options.agree && !options.evaluation) counts = options.agree(epoch_, step, counts);
+  if (options.agree && !options.evaluation) {
+    {
+      const std::lock_guard lock(shared_.mutex);
+      counts.bad = std::ssize(shared_.bad);
+    }
+    counts = options.agree(epoch_, step, counts);
+    expect_few_bad(counts.bad);
+  }
   batch.agreed = counts;
   batch.targets = make_targets(targets, box_capacity(counts.largest), options.dtype);
   batch.denoising = make_denoising(batch.targets, options.denoising, keyed_draws(std::move(keys), options.denoising.num_classes),

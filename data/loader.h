@@ -54,7 +54,8 @@ struct LoaderOptions {
   DType dtype = DType::f32;           ///< of the boxes; f64 in checks
 
   /// Called on a thread of the loader, one call at a time, in step order. `agree` gets this rank's counts of a training step
-  /// and returns those of all ranks; it may block, but has to return or throw when the run ends.
+  /// and returns those of all ranks; it may block, but has to return or throw when the run ends. Pictures of the step that cannot be read
+  /// have been told to on_bad_image by then.
   std::function<StepCounts(std::int64_t epoch, std::int64_t step, const StepCounts& local)> agree;
   std::function<void(const BadImage&)> on_bad_image;     ///< at the first meeting with each
   std::function<void(const SampleRecord&)> on_sample;

@@ -96,7 +96,7 @@ void Judge::failed(int rank, Failure failure, Time now) {
   state.failed = true;
   failure.rank = rank;
   failure.text = escape_control(failure.text);
-  if (!failure.text.starts_with("rank ")) failure.text = named(rank, failure.text);
+  if (!failure.text.starts_with("rank ") && !failure.text.starts_with("ranks ")) failure.text = named(rank, failure.text);
   if (failure.code != kPeerCode) {
     fail(failure);
     return;

@@ -66,7 +66,7 @@ Step::Step(models::RtDetr& model, ParameterStore& store, Optimizer& optimizer, c
   kept_buffers_ = stream.zeros({weights.numel() - store.grads().numel()}, weights.dtype());
   applied_ = stream.zeros({1}, DType::f64);
   bad_gradients_ = stream.zeros({collectives_.buckets()}, DType::i64);
-  for (std::size_t i = 0; i < kInFlight; ++i) flights_.push_back({{}, {}, {}, Upload(stream)});
+  for (std::size_t i = 0; i < kInFlight; ++i) flights_.push_back({{}, {}, {}, Upload(stream), {}});
   collectives_.before_bucket = [this](int index) { before_bucket(index); };
 }
 
@@ -102,6 +102,9 @@ void Step::start(const data::Batch& batch, double lr_factor) {
     last_ = &program;
   }
   flight.done = arena_.record();
+  // What a captured step sends is not seen as it is issued.
+  flight.number.reset();
+  if (options_.ranks.size > 1 && graph().defined()) flight.number = options_.ranks.communicator->record().issue(started_, concat("captured step ", started_), 0);
   ++started_;
 }
 
@@ -269,8 +272,15 @@ StepResult Step::finish() {
   DETR_CHECK(finished_ < started_, "step: finish() without start()");
   Flight& flight = flights_[finished_ % kInFlight];
   const StepRanks& ranks = options_.ranks;
-  if (ranks.size > 1) ranks.communicator->watch(flight.done, dist::Clock::now() + ranks.timeout, concat("the end of step ", finished_));
-  else flight.done.wait();
+  if (ranks.size > 1) {
+    // A GPU that does not get on may wait for any rank, so only a host that stands still is suspected of a stall.
+    if (ranks.control) ranks.control->enter("wait for the GPU", static_cast<std::int64_t>(finished_), dist::Waits::peers);
+    ranks.communicator->watch(flight.done, dist::Clock::now() + ranks.timeout, concat("the end of step ", finished_));
+    if (ranks.control) ranks.control->enter("settle", static_cast<std::int64_t>(finished_));
+    if (flight.number) ranks.communicator->record().end(*flight.number);
+  } else {
+    flight.done.wait();
+  }
   ++finished_;
 
   std::vector<Diagnosis> parts;

@@ -2,6 +2,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -103,6 +104,7 @@ class Step {
     std::vector<Tensor> reports;            // on the host
     Event done;
     Upload upload;
+    std::optional<std::uint64_t> number;    // of a launched step in the record of collectives
   };
   /// What is wrong on this rank in one micro-batch.
   struct Diagnosis {

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <regex>
 #include <sstream>
+#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/gpus.h"
@@ -29,9 +30,9 @@ std::int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-std::string ids_of(const std::vector<std::int64_t>& image_ids) {
+std::string ids_of(const std::vector<std::int64_t>& image_ids, const char* between = ", ") {
   std::string text;
-  for (const std::int64_t id : image_ids) text += (text.empty() ? "" : ", ") + std::to_string(id);
+  for (const std::int64_t id : image_ids) text += (text.empty() ? "" : between) + std::to_string(id);
   return text;
 }
 
@@ -185,7 +186,7 @@ dist::Manifest Trainer::manifest() const {
 data::StepCounts Trainer::agree(std::int64_t epoch, std::int64_t step, const data::StepCounts& local) {
   const RunRanks& ranks = options_.ranks;
   const std::int64_t images = options_.faults.no_batch(epoch * train_loader_->steps() + step) ? 0 : local.images;
-  const std::string counts = concat(images, ' ', local.boxes, ' ', local.largest, ' ', wished() ? 1 : 0);
+  const std::string counts = concat(images, ' ', local.boxes, ' ', local.largest, ' ', wished() ? 1 : 0, ' ', ids_of(std::exchange(bad_here_, {}), " "));
   const std::vector<std::string> all = ranks.control->all_gather(counts, concat("counts of epoch ", epoch, " step ", step), dist::Clock::now() + std::chrono::hours(24), dist::Line::loader);
   data::StepCounts sum;
   std::vector<std::size_t> without;
@@ -198,7 +199,9 @@ data::StepCounts Trainer::agree(std::int64_t epoch, std::int64_t step, const dat
     sum.boxes += of_rank.boxes;
     sum.largest = std::max(sum.largest, of_rank.largest);
     sum.stops += of_rank.stops;
+    for (std::int64_t id = 0; text >> id;) bad_anywhere_.insert(id);
   }
+  sum.bad = std::ssize(bad_anywhere_);
   if (!without.empty()) throw CommError("rank ", without.front(), " has no batch at step ", step, " of epoch ", epoch, " (", all.size() - without.size(), " of ", all.size(), " ranks do)");
   return sum;
 }
@@ -289,6 +292,10 @@ void Trainer::build_loaders() {
   if (const std::int64_t parts = replicas_.size() * config_.accum; train.batch_size % parts != 0)
     throw ConfigError("batch size ", train.batch_size, " must be a multiple of ", parts, ": ", replicas_.size(), " ranks x ", config_.accum, " micro-batches");
   keys_ = keys_of(train, most_boxes(), config_.accum);
+  train.on_bad_image = [this, report = common.on_bad_image](const data::BadImage& bad) {
+    bad_here_.push_back(bad.image_id);
+    report(bad);
+  };
   if (replicas_.size() > 1) train.agree = [this](std::int64_t epoch, std::int64_t step, const data::StepCounts& local) { return agree(epoch, step, local); };
   train_loader_ = std::make_unique<data::Loader>(options_.train.coco, options_.train.images, train_images, train);
   if (!options_.val.coco) return;
@@ -476,7 +483,7 @@ bool Trainer::run_epoch(RunSummary& summary) {
       ++state_.step;
       ++state_.epoch_step;
       count(result, started.image_ids);
-      const std::int64_t count = std::ssize(started.image_ids);
+      const std::int64_t count = std::ssize(started.image_ids) * replicas_.size();   // of all ranks
       images += count;
       waited += started.data_wait_s;
       recent.emplace_back(now_s(), count);

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -141,6 +142,8 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Step> step_;
   std::unique_ptr<data::Loader> train_loader_, val_loader_;
+  std::vector<std::int64_t> bad_here_;     // pictures that could not be read, not told to the other ranks yet; of the loader's thread
+  std::set<std::int64_t> bad_anywhere_;    // of all ranks; of the loader's thread
   std::vector<StepKey> keys_;   // that the training loader's batches can have
   RunState state_;
   std::int64_t warmup_steps_ = 0;

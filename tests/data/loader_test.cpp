@@ -341,6 +341,26 @@ TEST_CASE("loader: unreadable pictures in training", "[cpu]") {
     Loader lenient = set.loader(options);
     CHECK(epoch_of(lenient).size() == 3);
   }
+  SECTION("of several ranks the share is of all their pictures") {
+    options.on_bad_image = nullptr;
+    options.ranks = 2;
+    options.rank = 0;                                   // it meets the one picture
+    std::int64_t elsewhere = 0;
+    options.agree = [&](std::int64_t, std::int64_t step, const StepCounts& local) {
+      CHECK(local.bad == (step < 1 ? 0 : 1));
+      StepCounts all = local;
+      all.bad += elsewhere;
+      return all;
+    };
+    Loader alone = set.loader(options);
+    CHECK(epoch_of(alone).size() == 3);
+    elsewhere = 1;
+    Loader loader = set.loader(options);
+    loader.start(0);
+    Batch batch;
+    REQUIRE(loader.next(batch));
+    expect_throws<DataError>([&] { loader.next(batch); }, "2 of 12 images cannot be read, more than data.max_bad_share allows (1); the last: ");
+  }
   SECTION("stop") {
     options.bad_images = BadImages::stop;
     Loader loader = set.loader(options);

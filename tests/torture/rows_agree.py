@@ -71,7 +71,7 @@ def stranger(t: Trial) -> None:
         guest.close()
 
 
-SETTINGS = [(["--lr", "0.002"], "lr"), (["--seed", "5"], "seed"), (["-u", "clip_max_norm=0.2"], "clip_max_norm"), (["--epochs", "7"], "epoch"), (["--imgsz", "128"], ""),
+SETTINGS = [(["--lr", "0.002"], "lr"), (["--seed", "5"], "seed"), (["-u", "clip_max_norm=0.2"], "clip_max_norm"), (["--epochs", "7"], "steps of the run"), (["--imgsz", "128"], ""),
             (["-u", "use_ema=false"], "use_ema"), (["--check-replicas", "5"], "check replicas"), (["--save-every", "7s"], "save every"), (["--accum", "2", "--batch-size", "4"], ""),
             (["--freeze", "backbone.conv1"], ""), (["-u", "HybridEncoder.hidden_dim=32"], ""), (["--max-steps", "9"], "steps of the run")]
 

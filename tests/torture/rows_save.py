@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from checkpoint import Checkpoint, expect_same_state
-from job import Failure, Skip, Trial, expect
+from job import Skip, Trial, expect
 from registry import row
 from runs import expect_no_temporaries, expect_resumes, hash_at_end, paced, undisturbed_hash
 
@@ -77,43 +77,50 @@ def killed_while_saving(t: Trial) -> None:
     expect_resumes(t, ranks, steps)
 
 
-# What a save calls, of what changes the folder or the files.
-CALLS = ["openat", "fallocate", "write", "pwrite64", "fsync", "close", "link", "rename"]
+class SaveCalls:
+    """The system calls of a run's first save, by name: the numbers of the calls of that name that the thread has made by then."""
+
+    def __init__(self, trace: Path) -> None:
+        lines = [line.split(maxsplit=1) for line in trace.read_text(errors="replace").splitlines()]
+        saver = next(thread for thread, call in lines if ".last.safetensors." in call)
+        calls = [call for thread, call in lines if thread == saver and re.match(r"\w+\(", call)]
+        begin = next(i for i, call in enumerate(calls) if ".last.safetensors." in call)
+        end = next(i for i, call in enumerate(calls) if i > begin and re.match(r'rename.*"[^"]*/last\.safetensors"\)', call))
+        end = next(i for i, call in enumerate(calls) if i > end and call.startswith("close("))   # of the folder, which is synced
+        made: dict[str, int] = {}
+        self.of: dict[str, list[int]] = {}
+        for i, call in enumerate(calls[: end + 1]):
+            name = call[: call.index("(")]
+            made[name] = made.get(name, 0) + 1
+            if i >= begin:
+                self.of.setdefault(name, []).append(made[name])
 
 
 @row(36, "killed at each system call of a save", "calls covered")
 def killed_at_each_call(t: Trial) -> float:
+    """Each trial takes the next of the calls that a save makes, and all of its kind (eight of them, where there are more)."""
     if not shutil.which("strace"):
         raise Skip("no strace")
-    base = t.folder / "base"
     t.train(1, ["--max-steps", "2", "--save-every", "1s"], output="base").expect_end(0)
-    call = CALLS[t.number % len(CALLS)]
-    counted = t.folder / "calls"
-    # Of a whole resumed run of one step that saves twice.
-    more = ["-r", "auto", "--max-steps", "3", "--save-every", "1s"]
-    wanted = undisturbed_hash(t, 1, 5)
+    more, steps = ["-r", "auto", "--max-steps", "3"], 5
+    wanted = undisturbed_hash(t, 1, steps)
 
     def resumed(name: str, options: list[str]) -> int:
-        shutil.copytree(base, t.folder / name)
-        job = t.train(1, more, output=name, wrapper=["strace", "-f", "-qq", "-o", str(counted), "-e", f"trace={call}", *options, "-P", str(t.folder / name), *paths(name)])
-        return job.wait()
+        shutil.copytree(t.folder / "base", t.folder / name)
+        return t.train(1, more, output=name, wrapper=["strace", "-f", "-qq", "-o", str(t.folder / "trace"), *options]).wait()
 
-    def paths(name: str) -> list[str]:
-        return [word for file in ("last.safetensors", "last.safetensors.previous") for word in ("-P", str(t.folder / name / file))]
-
-    covered = 0
-    for number in range(1, 40):
-        name = f"{call}{number}"
-        code = resumed(name, ["-e", f"inject={call}:signal=KILL:when={number}"])
-        if code == 0:   # there is no such call
-            break
-        expect(code in (-signal.SIGKILL, 128 + signal.SIGKILL), f"{call} {number}: exit code {code}, wanted a kill")
-        covered += 1
-        found = hash_at_end(t.train(1, ["-r", "auto", "--max-steps", "5"], output=name))
-        expect(found == wanted, f"{call} {number}: after the resume the state hash is {found}, wanted {wanted}")
-        expect_no_temporaries(t.folder / name)
-        shutil.rmtree(t.folder / name)
-    return covered
+    expect(resumed("counted", ["-e", "trace=%file,%desc", "-e", "signal=none"]) == 0, "the run fails under strace")
+    calls = SaveCalls(t.folder / "trace")
+    name = sorted(calls.of)[t.number % len(calls.of)]
+    numbers = calls.of[name] if len(calls.of[name]) <= 8 else sorted(t.random.sample(calls.of[name], 8))
+    for number in numbers:
+        code = resumed("run", ["-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={number}"])
+        expect(code in (-signal.SIGKILL, 128 + signal.SIGKILL), f"{name} {number}: exit code {code}, wanted a kill")
+        found = hash_at_end(t.train(1, ["-r", "auto", "--max-steps", str(steps)]))
+        expect(found == wanted, f"{name} {number}: after the resume the state hash is {found}, wanted {wanted}")
+        expect_no_temporaries(t.folder / "run")
+        shutil.rmtree(t.folder / "run")
+    return len(numbers)
 
 
 @row(37, "the disk is full")
