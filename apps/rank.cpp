@@ -225,6 +225,8 @@ void fail_rank(int code, const std::string& text) noexcept {
 int leave_job(int code) noexcept {
   if (member == nullptr || !member->control) return code;
   member->control->leave();
+  signalled.store(nullptr);
+  member->control.reset();
   if (!member->hub) return code;
   // The others may still be at their last work.
   const Clock::time_point deadline = Clock::now() + member->timeout;

@@ -361,12 +361,12 @@ Outcome Supervisor::outcome() {
   // Each rank has said goodbye, and rank 0 what there was to say.
   outcome.reported = true;
   outcome.code = children_.front().code();
-  const bool equal = std::all_of(children_.begin(), children_.end(), [&](const Child& child) { return child.code() == outcome.code; });
-  if (equal) return outcome;
   if (std::all_of(children_.begin(), children_.end(), [](const Child& child) { return is_interruption(child.code()); })) {
-    outcome.code = 128 + (stop_signal_ != 0 ? stop_signal_ : SIGTERM);
+    if (stop_signal_ != 0) outcome.code = 128 + stop_signal_;   // the ranks do not know which signal it was
     return outcome;
   }
+  const bool equal = std::all_of(children_.begin(), children_.end(), [&](const Child& child) { return child.code() == outcome.code; });
+  if (equal) return outcome;
   const auto other = std::find_if(children_.begin(), children_.end(), [](const Child& child) { return child.code() != kDone && child.code() != kStoppedAndSaved; });
   outcome.reported = false;
   outcome.code = other == children_.end() ? static_cast<int>(kBug) : other->killed() ? static_cast<int>(kCommunication) : other->code();

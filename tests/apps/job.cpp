@@ -1,5 +1,5 @@
 // A program whose ranks agree on a step counter and do nothing else: the launcher, the control connections and the ends of a job, without training.
-//   test_job --ranks N -d cpu [--steps N] [--step-ms MS] [--lines N] [--last-code CODE]
+//   test_job --ranks N -d cpu [--steps N] [--step-ms MS] [--lines N] [--last-code CODE] [--stop-code CODE]
 // Each rank says a line at its first step; rank 0 prints the number of steps that were made, or after which one it was stopped.
 #include <unistd.h>
 
@@ -23,6 +23,7 @@ struct Flags {
   std::int64_t steps = 0;   // 0: for ever
   int step_ms = 1;
   int last_code = 0;        // of rank 1, instead of its own
+  int stop_code = kStoppedAndSaved;
   int lines = 0;            // that each rank but 0 says at the first step
 };
 
@@ -66,7 +67,7 @@ Outcome run(const Flags& flags) {
     if (step == 0) say(concat("rank ", world.rank, " of ", world.size, " on ", rank_options(world, flags.common).device, " runs\n"));
     if (step == 0 && world.rank > 0) shout(flags.lines);
     if (!stop) continue;
-    outcome.code = kStoppedAndSaved;
+    outcome.code = flags.stop_code;
     if (world.rank == 0) std::cout << "stopped after step " << step << std::endl;
     break;
   }
@@ -85,6 +86,7 @@ int run_main(int argc, char** argv) {
   app.add_option("--steps", flags.steps);
   app.add_option("--step-ms", flags.step_ms);
   app.add_option("--last-code", flags.last_code);
+  app.add_option("--stop-code", flags.stop_code);
   app.add_option("--lines", flags.lines);
   CLI11_PARSE(app, argc, argv);
   const auto failed = [](int code, const std::string& text) {

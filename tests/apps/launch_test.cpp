@@ -246,6 +246,19 @@ TEST_CASE("launch: a second signal to the launcher ends the job at once", "[cpu]
   }
 }
 
+TEST_CASE("launch: the code of a stop with nothing saved is that of the signal", "[cpu]") {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Job job(2, {"--stop-code", "143"});   // the ranks cannot tell which it was
+    job.wait_until_it_runs();
+    job.process().send(signal);
+    CHECK(job.process().wait().code == 128 + signal);
+  }
+  Job job(2, {"--stop-code", "143"});
+  job.wait_until_it_runs();
+  ::kill(job.pid(1), SIGINT);
+  CHECK(job.process().wait().code == 143);
+}
+
 TEST_CASE("launch: a signal that is ignored stays ignored", "[cpu]") {
   struct sigaction old {};
   struct sigaction ignored {};

@@ -1,0 +1,132 @@
+// Of the trainer: what its rank agrees on with the others, and failures that it rehearses.
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <utility>
+
+#include "runtime/error.h"
+#include "train/trainer.h"
+
+namespace detr::train {
+namespace {
+
+std::string ids_of(const std::vector<std::int64_t>& image_ids, const char* between = ", ") {
+  std::string text;
+  for (const std::int64_t id : image_ids) text += (text.empty() ? "" : between) + std::to_string(id);
+  return text;
+}
+
+}  // namespace
+
+void Trainer::arm_step() {
+  const Faults& faults = options_.faults;
+  const std::int64_t base = state_.step;   // a step's own count begins with the process
+  step_->faults.at = [&faults, base](const char* phase, std::int64_t step) { faults.at(phase, base + step); };
+  step_->faults.constant_loss = [&faults, base](std::int64_t step, std::int64_t) { return faults.constant_loss(base + step); };
+  step_->faults.drops = [&faults, base](std::int64_t step, std::int64_t, const std::string& name) {
+    const Faults::Predicate drop = faults.drop(base + step);
+    return drop && drop(name);
+  };
+  step_->faults.bad_values = [&faults, base](std::int64_t step) {
+    std::vector<BadValue> values;
+    for (const Faults::SetValue& v : faults.set_values(base + step)) values.push_back({v.parameter, v.index, v.value});
+    return values;
+  };
+  step_->faults.buckets = [&faults, base](std::int64_t step) {
+    dist::BucketerOptions::Fault fault;
+    if (const auto swap = faults.swapped_slots(base + step)) fault.swap_a = swap->a, fault.swap_b = swap->b;
+    if (const auto slot = faults.short_slot(base + step)) fault.shorten = *slot;
+    return fault;
+  };
+}
+
+void Trainer::flip_bits() {
+  for (const Faults::FlipBit& flip : options_.faults.flip_bits(state_.step)) {
+    Tensor& buffer = flip.buffer == "weights" ? store_->weights() : flip.buffer == "ema" ? store_->ema() : store_->exp_avg();
+    const Tensor host = store_->on_host(buffer);
+    if (flip.index < 0 || flip.index >= host.numel()) throw ConfigError("DETRTRAIN_FAULT: ", flip.buffer, " has no element ", flip.index);
+    auto* bits = static_cast<std::uint32_t*>(host.raw());
+    bits[flip.index] ^= std::uint32_t{1} << static_cast<unsigned>(flip.bit);
+    store_->from_host(host, buffer);
+    store_->refresh_shadow();
+  }
+}
+
+void Trainer::meet_ranks() {
+  if (replicas_.size() == 1) return;
+  enter("manifest");
+  replicas_.expect_equal(manifest());
+  enter("connect", dist::Waits::peers);
+  communicator_ = options_.ranks.connect(stream_);
+  step_ranks_.communicator = communicator_.get();
+  step_ranks_.control = options_.ranks.control.get();
+}
+
+dist::Manifest Trainer::manifest() const {
+  dist::Manifest manifest;
+  const std::vector<std::string> changed = options_.faults.manifest_fields();
+  const auto add = [&](const std::string& name, const auto& value) {
+    const bool differs = std::ranges::find(changed, name) != changed.end();
+    manifest.add(name, concat(value, differs ? ", changed by DETRTRAIN_FAULT" : ""));
+  };
+  add("version", options_.version);
+  add("ranks", replicas_.size());
+  for (const auto& [name, value] : options_.ranks.settings) add(name, value);
+  add("device", stream_.device().is_cpu() ? "cpu" : "cuda");
+  add("compute dtype", store_->compute_dtype());
+  add("steps of an epoch", train_loader_->steps());
+  add("steps of the run", total_steps());
+  add("warm-up", warmup_steps_);
+  add("overfit", options_.overfit);
+  add("save every", options_.save_every_steps);
+  add("check replicas every", options_.ranks.check_every);
+  for (const std::string& expression : options_.freeze) add("freeze", expression);
+  for (const auto& [key, value] : flat_config(options_.config_json)) add(key, value);
+  for (const data::Category& c : options_.train.coco->categories) add("class", concat(c.id, " ", c.name));
+  add("training data", digest(*options_.train.coco));
+  add("validation data", options_.val.coco ? digest(*options_.val.coco) : "none");
+  manifest.add(layout_of(*store_, step_ranks_.caps));
+  add("collectives", step_ranks_.plan.text());
+  return manifest;
+}
+
+data::StepCounts Trainer::agree(std::int64_t epoch, std::int64_t step, const data::StepCounts& local) {
+  const RunRanks& ranks = options_.ranks;
+  const std::int64_t images = options_.faults.no_batch(epoch * train_loader_->steps() + step) ? 0 : local.images;
+  const std::string counts = concat(images, ' ', local.boxes, ' ', local.largest, ' ', wished() ? 1 : 0, ' ', ids_of(std::exchange(bad_here_, {}), " "));
+  const std::vector<std::string> all = ranks.control->all_gather(counts, concat("counts of epoch ", epoch, " step ", step), dist::Clock::now() + std::chrono::hours(24), dist::Line::loader);
+  data::StepCounts sum;
+  std::vector<std::size_t> without;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::istringstream text(all[r]);
+    data::StepCounts of_rank;
+    if (!(text >> of_rank.images >> of_rank.boxes >> of_rank.largest >> of_rank.stops)) throw CommError("rank ", r, ": the counts of epoch ", epoch, " step ", step, " cannot be read");
+    if (of_rank.images == 0) without.push_back(r);
+    sum.images += of_rank.images;
+    sum.boxes += of_rank.boxes;
+    sum.largest = std::max(sum.largest, of_rank.largest);
+    sum.stops += of_rank.stops;
+    for (std::int64_t id = 0; text >> id;) bad_anywhere_.insert(id);
+  }
+  sum.bad = std::ssize(bad_anywhere_);
+  if (!without.empty()) throw CommError("rank ", without.front(), " has no batch at step ", step, " of epoch ", epoch, " (", all.size() - without.size(), " of ", all.size(), " ranks do)");
+  return sum;
+}
+
+void Trainer::check_replicas() {
+  if (replicas_.size() == 1) return;
+  enter("compare");
+  replicas_.expect_equal_hash(state_hash(*store_, *optimizer_), state_.step);
+}
+
+std::string Trainer::blame(const StepResult& result, const std::vector<std::int64_t>& image_ids) {
+  if (replicas_.size() == 1) return concat(result.fault, "; images ", ids_of(image_ids));
+  const std::vector<std::string> faults = replicas_.from_all(result.fault.empty() ? "" : concat(result.fault, "; images ", ids_of(image_ids)), "fault");
+  std::string text;
+  for (std::size_t r = 0; r < faults.size(); ++r) {
+    if (!faults[r].empty()) text += concat(text.empty() ? "" : "; ", "rank ", r, ": ", faults[r]);
+  }
+  return text.empty() ? result.sum_fault + ", by the sum over the ranks" : text;
+}
+
+}  // namespace detr::train
