@@ -326,6 +326,7 @@ void Control::fail(int code, const std::string& text) noexcept {
     if (!state_->failed.empty() || state_->left) return;
     state_->failed = text.empty() ? concat("rank ", rank(), ": failed") : text;
     state_->changed.notify_all();
+    static_cast<void>(state_->beat());   // the hub names the place of the last beat
     static_cast<void>(state_->last_word(lock, Frame::Kind::fail, bytes_of(Failure{rank(), code, state_->failed})));
   } catch (const std::exception&) {   // no memory left for the message: the hub sees the connection close
   }

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstring>
 
@@ -96,7 +97,8 @@ void Judge::failed(int rank, Failure failure, Time now) {
   state.failed = true;
   failure.rank = rank;
   failure.text = escape_control(failure.text);
-  if (!failure.text.starts_with("rank ") && !failure.text.starts_with("ranks ")) failure.text = named(rank, failure.text);
+  const bool names_ranks = failure.text.starts_with("rank ") || (failure.text.starts_with("ranks ") && failure.text.size() > 6 && std::isdigit(static_cast<unsigned char>(failure.text[6])));
+  if (!names_ranks) failure.text = named(rank, failure.text);
   if (failure.code != kPeerCode) {
     fail(failure);
     return;
@@ -134,7 +136,8 @@ void Judge::ended(int rank, int wait_status, bool out_of_memory, Time now) {
     lose(rank, concat(signal_text(signal), out_of_memory ? ", out of memory" : "", state.left ? ", after its end" : ""), code, true, now);
   } else if (WIFEXITED(wait_status) && !state.left) {
     const int code = WEXITSTATUS(wait_status);
-    lose(rank, concat("ended with exit code ", code, " and no word"), code == 0 ? 1 : code, true, now);
+    // Before its greeting a rank cannot say what is wrong; its exit code does.
+    lose(rank, concat("ended with exit code ", code, " and no word"), state.here || code == 0 ? 1 : code, true, now);
   }
 }
 

@@ -45,16 +45,17 @@ def awkward_sizes(t: Trial) -> None:
 
 @row(39, "descriptors or memory run out")
 def out_of_things(t: Trial) -> None:
-    ranks, kind = t.random.choice([2, 3]), t.number % 3
+    ranks, kind = t.random.choice([2, 3]), t.number % 4
     if kind == 0:
         job = t.train(ranks, files=(32, 32))
         job.expect_failure(2, rf"the limit of open files is 32, and {ranks} ranks need \d+")
-    elif kind == 1:
+    elif kind == 2:
         t.train(ranks, ["--max-steps", "2"], files=(32, 4096)).expect_end(0)
     else:
+        # The first allocations are the model's, later ones a step's; after some steps there are none.
         rank = t.random.randrange(ranks)
-        job = t.train(ranks, ["--max-steps", "20"], fault=f"allocfail:n={t.random.randrange(1, 400)},rank={rank}")
-        job.expect_failure(4, rf"rank {rank}: ")
+        job = t.train(ranks, ["--max-steps", "20"], fault=f"allocfail:n={t.random.randrange(1, t.random.choice([10, 400]))},rank={rank}")
+        job.expect_failure(4, rf"rank {rank}: out of memory on cpu: \d+ bytes asked, \d+ in use")
 
 
 @row(40, "more ranks than cores", "steps/s")
@@ -74,9 +75,9 @@ def image_vanishes(t: Trial) -> None:
     names = {image["id"]: image["file_name"] for image in images}
     steps = len(images) // ranks
     owners = images_of_ranks(t, ranks, ranks, steps)
-    rank, forgiven, vanishes = t.random.randrange(ranks), t.number % 3 > 0, t.random.random() < 0.5
-    # One image may always be bad; the last ones of the epoch have not been read when the first step is done.
-    victims = [owners[step][rank][0] for step in ([-1] if forgiven else [-1, -2])]
+    forgiven, vanishes = t.number % 3 > 0, t.random.random() < 0.5
+    # One image may always be bad, whichever rank reads it; the last ones of the epoch have not been read when the first step is done.
+    victims = [owners[step][t.random.randrange(ranks)][0] for step in ([-1] if forgiven else [-1, -2])]
     hashes = []
     for attempt in range(2 if forgiven else 1):
         data = rewritten(t.data, t.folder / f"data{attempt}", lambda coco: None)
@@ -88,7 +89,7 @@ def image_vanishes(t: Trial) -> None:
             if not vanishes:
                 file.write_bytes(whole[: len(whole) // 2])
         if not forgiven:
-            job.expect_failure(3, rf"rank {rank}: 2 of {len(images)} images cannot be read, more than data.max_bad_share allows")
+            job.expect_failure(3, rf"rank \d: 2 of {len(images)} images cannot be read, more than data.max_bad_share allows")
             return
         hashes.append(hash_at_end(job))
         expect(re.search(rf"warning: image {victims[0]} left out: ", job.err()) is not None, f"image {victims[0]} is not named")
