@@ -9,9 +9,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
-#include "apps/engine.h"
 #include "apps/relay.h"
 #include "dist/hub.h"
 #include "runtime/error.h"
@@ -34,6 +35,8 @@ struct Membership {
   Milliseconds timeout{};
   std::unique_ptr<dist::Hub> hub;   // of rank 0, where no launcher of ours has it
   std::shared_ptr<dist::Control> control;
+  std::mutex mutex;
+  std::vector<std::function<void()>> at_failure;
 };
 Membership* member = nullptr;
 std::atomic<dist::Control*> signalled{nullptr};   // for the handlers
@@ -127,7 +130,10 @@ void write_error(const dist::Failure& failure) {
 
 /// The job has failed; on the control's thread.
 void on_abort(const dist::Failure& failure) {
-  write_record();
+  {
+    const std::lock_guard lock(member->mutex);
+    for (const auto& action : member->at_failure) action();
+  }
   const World& world = member->world;
   const bool hub_lost = failure.rank < 0;
   if (world.starter == World::Starter::detrtrain) {
@@ -170,7 +176,7 @@ dist::Listener listen_for_ranks(const World& world) {
       return dist::Listener("0.0.0.0", world.port);
     }
   } catch (const CommError& error) {
-    throw CommError("the meeting point of the ranks: ", error.what(), "; --rdzv HOST:PORT names another one");
+    throw ConfigError("the meeting point of the ranks: ", error.what(), "; another rank 0 of this job, or another program; --rdzv HOST:PORT names another one");
   }
 }
 
@@ -207,6 +213,12 @@ std::shared_ptr<dist::Control> join_job(const World& world, const RankFlags& fla
     write_text(STDERR_FILENO, concat("rank ", world.rank, " pid ", ::getpid(), " device ", rank_options(world, common).device, "\n"));
   }
   return member->control;
+}
+
+void at_failure(std::function<void()> action) {
+  if (member == nullptr) return;
+  const std::lock_guard lock(member->mutex);
+  member->at_failure.push_back(std::move(action));
 }
 
 void fail_rank(int code, const std::string& text) noexcept {

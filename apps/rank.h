@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,9 @@ dist::Listener listen_for_ranks(const World& world);
 ///   a crash and an exception that nobody catches are told on stderr with the rank.
 /// Throws CommError if the hub is not there, not free or refuses; ConfigError where it says why.
 std::shared_ptr<dist::Control> join_job(const World& world, const RankFlags& flags, const CommonOptions& common, const std::string& verb);
+
+/// In a rank: what is to be done when the job fails, before the process ends; on a thread of the control's, while the others go on. Calls add up.
+void at_failure(std::function<void()> action);
 
 /// In a rank: tells the hub why it fails, waits for the job to end, and ends the process. Objects that must not be destroyed on the way
 /// must still be there: call it where the exception is caught first. Elsewhere it does nothing.

@@ -1,6 +1,3 @@
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -11,6 +8,7 @@
 #include "apps/data_sets.h"
 #include "apps/engine.h"
 #include "apps/launch.h"
+#include "apps/output_folder.h"
 #include "apps/progress.h"
 #include "apps/rank.h"
 #include "apps/report.h"
@@ -72,69 +70,6 @@ class RankReporter final : public train::Reporter {
   void evaluating(std::int64_t, std::int64_t) override {}
   void epoch(const train::EpochRecord&) override {}
   void saved(const std::string&, std::int64_t) override {}
-};
-
-/// A lock on a folder that dies with the process. Throws StorageError where another run holds it.
-FileHandle lock_folder(const fs::path& folder) {
-  FileHandle lock(::open((folder / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
-  if (lock.get() < 0) throw StorageError(folder.string(), ": cannot be written to");
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) throw StorageError(folder.string(), ": is in use by a running job; wait for its end or take another --output-dir");
-  remove_stale_temporaries(folder);
-  return lock;
-}
-
-/// Folder of this run, made if need be and locked (`lock`, where it was locked before).
-class OutputFolder {
- public:
-  OutputFolder(const TrainFlags& flags, const train::RunConfig& config, const std::string& name, const fs::path& resume, FileHandle lock) : lock_(std::move(lock)) {
-    if (!flags.output_dir.empty()) path_ = flags.output_dir;
-    else if (!resume.empty()) path_ = resume.parent_path();
-    else if (!config.output_dir.empty()) path_ = config.output_dir;
-    else path_ = next_free(name);
-    made_ = !fs::exists(path_);
-    make_folder(path_);
-    // -r auto in a folder without a checkpoint is a run that was stopped before its first save: it begins again there.
-    const bool same = flags.resume == "auto" || (!resume.empty() && fs::equivalent(resume.parent_path().empty() ? fs::path(".") : resume.parent_path(), path_));
-    fresh_ = !has_content(path_);
-    if (!fresh_ && !flags.overwrite && !same) throw ConfigError("--output-dir ", path_.string(), " is not empty: -r auto goes on with the run in it, --overwrite starts anew");
-    if (lock_.get() < 0) lock_ = lock_folder(path_);
-    if (flags.overwrite && resume.empty()) {
-      std::error_code error;
-      for (const char* old : {"last.safetensors", "last.safetensors.previous", "best.safetensors", "log.txt", "metrics.csv", "steps.csv", "train.log", "report.html"}) fs::remove(path_ / old, error);
-    }
-  }
-  /// A start that failed leaves nothing behind, so that the corrected command finds an empty folder.
-  ~OutputFolder() {
-    if (started_ || !fresh_) return;
-    std::error_code ignored;
-    for (const char* ours : {"config.json", "train.log", ".lock"}) fs::remove(path_ / ours, ignored);
-    if (made_) fs::remove(path_, ignored);
-  }
-  OutputFolder(const OutputFolder&) = delete;
-  OutputFolder& operator=(const OutputFolder&) = delete;
-
-  const fs::path& path() const { return path_; }
-  /// From now on what is in the folder stays.
-  void start() { started_ = true; }
-
- private:
-  /// A folder with nothing but a lock in it counts as empty.
-  static bool has_content(const fs::path& folder) {
-    return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(), [](const fs::directory_entry& entry) { return entry.path().filename() != ".lock"; });
-  }
-
-  static fs::path next_free(const std::string& name) {
-    for (int i = 1;; ++i) {
-      std::string digits = std::to_string(i);
-      digits.insert(0, digits.size() < 3 ? 3 - digits.size() : 0, '0');
-      const fs::path folder = fs::path("runs") / (name + "-" + digits);
-      if (!fs::exists(folder)) return folder;
-    }
-  }
-
-  fs::path path_;
-  FileHandle lock_;
-  bool made_ = false, fresh_ = false, started_ = false;
 };
 
 /// `tells`: warns of checkpoints that cannot be used.
@@ -289,6 +224,7 @@ train::RunRanks ranks_of(const TrainFlags& flags, const Place& place) {
 fs::path share_folder(const train::RunRanks& ranks, const fs::path& folder) {
   const fs::path shared = train::Replicas(ranks).from_root(folder.empty() ? "" : fs::absolute(folder).string(), "output folder");
   write_record_to(shared / "fault", ranks.rank());
+  at_failure(write_record);
   return shared;
 }
 
@@ -324,7 +260,10 @@ Outcome run_train(const TrainFlags& flags, const Place& place) {
     data_lines.push_back(line);
   };
   train::RunOptions options = run_options(flags, start, stream, tell);
-  OutputFolder folder(flags, run, start.config.name(), start.resume, std::move(start.lock));
+  const FolderRequest request{flags.output_dir, start.resume, start.config.name(), flags.resume == "auto", flags.overwrite};
+  const auto output = std::make_shared<OutputFolder>(request, run, std::move(start.lock));
+  OutputFolder& folder = *output;
+  if (place.control) at_failure([output] { output->discard(); });
   options.output_dir = folder.path();
   options.faults = place.faults;
   options.ranks = ranks_of(flags, place);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import re
@@ -15,9 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-TIMEOUT_S = 3.0  # T of every job: after so long a rank that others wait for counts as stalled
-HANG_S = 120.0  # a process that is still there after so long hangs
-MARK = "DETRTRAIN_TORTURE"  # a variable that every process of a job has, and nobody else
+TIMEOUT_S = 3.0   # T of every job: after so long a rank that others wait for counts as stalled
+HANG_S = 120.0   # a process that is still there after so long hangs
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
+MARK = "DETRTRAIN_TORTURE"   # a variable that every process of a job has, and nobody else
 
 
 class Failure(Exception):
@@ -56,7 +58,8 @@ def free_port() -> int:
 class Job:
     """One process of the binary (the launcher with its ranks, or a rank started by hand)."""
 
-    def __init__(self, words: list[str], folder: Path, mark: str, variables: Mapping[str, str], wrapper: Iterable[str], files: tuple[int, int] | None) -> None:
+    def __init__(self, words: list[str], folder: Path, mark: str, variables: Mapping[str, str], wrapper: Iterable[str],
+                 files: tuple[int, int] | None) -> None:
         """variables: of its environment; wrapper: the words of a program that starts it; files: soft and hard limit of open files."""
         folder.mkdir(parents=True)
         self.temporary = folder / "tmp"
@@ -67,15 +70,15 @@ class Job:
         self.output, self.errors = folder / "out", folder / "err"
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
         environment |= {"TMPDIR": str(self.temporary), MARK: mark} | self.variables
-        shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-        self.shared_before = shared
+        self.shared_before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
-        def limit_files() -> None:
+        def prepare() -> None:
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)   # a driver that is killed leaves no job
             if files is not None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, files)
 
         with open(self.output, "wb") as out, open(self.errors, "wb") as err:
-            self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True, preexec_fn=limit_files)
+            self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True, preexec_fn=prepare)
         self.started = time.monotonic()
         self.ended = 0.0
 
@@ -172,7 +175,7 @@ class Job:
     def describe(self) -> str:
         settings = "".join(f"{name}={shlex.quote(value)} " for name, value in self.variables.items())
         code = self.process.returncode if not self.running() else "still running"
-        lines = "\n".join("    " + line for line in self.err().splitlines()[-40:])
+        lines = "\n".join("    " + line for line in self.err().splitlines()[-25:])
         return f"  $ {settings}{shlex.join(self.words)}\n  exit code: {code}\n  stderr:\n{lines}"
 
 
@@ -186,7 +189,8 @@ class Trial:
         self.jobs: list[Job] = []
         folder.mkdir(parents=True)
 
-    def start(self, words: Iterable[str], fault: str = "", variables: Mapping[str, str] | None = None, wrapper: Iterable[str] = (), files: tuple[int, int] | None = None) -> Job:
+    def start(self, words: Iterable[str], fault: str = "", variables: Mapping[str, str] | None = None, wrapper: Iterable[str] = (),
+              files: tuple[int, int] | None = None) -> Job:
         """The binary with the arguments."""
         settings = dict(variables or {})
         if fault:
@@ -215,8 +219,8 @@ class Trial:
 
     def rank_by_hand(self, rank: int, size: int, port: int, more: Iterable[str] = (), fault: str = "", data: Path | None = None) -> Job:
         """A rank as torchrun would start it."""
-        place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                 "TORCHELASTIC_RUN_ID": self.name}
+        place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": self.name}
         return self.start(self.words(0, "run", data, size, more), fault, place)
 
     def pause(self, longest_s: float) -> None:
