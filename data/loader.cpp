@@ -165,6 +165,10 @@ class Loader::Run {
   void finish(std::int64_t step, Slot& slot);
   void report_bad(std::int64_t step, const Slot& slot);
   void expect_few_bad(std::int64_t bad) const;
+  std::int64_t bad_so_far() const {
+    const std::lock_guard lock(shared_.mutex);
+    return std::ssize(shared_.bad);
+  }
   void end_threads();
 
   Shared& shared_;
@@ -293,6 +297,7 @@ void Loader::Run::report_bad(std::int64_t step, const Slot& slot) {
     if (options.evaluation || place.sample || place.bad.empty()) continue;
     const std::string& reason = place.bad.back().second;
     if (options.bad_images == BadImages::stop) throw DataError(reason);
+    expect_few_bad(bad_so_far());   // as many pictures as the limit allows have been tried
     throw DataError("none of the ", shared_.count(), " images can be read; the last: ", reason);
   }
 }
@@ -351,10 +356,7 @@ void Loader::Run::finish(std::int64_t step, Slot& slot) {
     counts.largest = std::max(counts.largest, boxes);
   }
   if (options.agree && !options.evaluation) {
-    {
-      const std::lock_guard lock(shared_.mutex);
-      counts.bad = std::ssize(shared_.bad);
-    }
+    counts.bad = bad_so_far();
     counts = options.agree(epoch_, step, counts);
     expect_few_bad(counts.bad);
   }

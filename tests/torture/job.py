@@ -78,7 +78,8 @@ class Job:
                 resource.setrlimit(resource.RLIMIT_NOFILE, files)
 
         with open(self.output, "wb") as out, open(self.errors, "wb") as err:
-            self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True, preexec_fn=prepare)
+            self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True,
+                                            preexec_fn=prepare)
         self.started = time.monotonic()
         self.ended = 0.0
 
@@ -202,8 +203,8 @@ class Trial:
 
     def words(self, ranks: int, output: str = "run", data: Path | None = None, batch: int | None = None, more: Iterable[str] = ()) -> list[str]:
         """The arguments of a small training; `more` wins over what is here. ranks 0: started by hand; batch: of all ranks (one image each)."""
-        own = {"--imgsz": "96", "--batch-size": str(batch or max(ranks, 1)), "--num-workers": "1", "--threads": "1", "--eval-every": "0", "--epochs": "1000",
-               "--comm-timeout": f"{TIMEOUT_S:g}", "--data": str(data or self.data), "--output-dir": str(self.folder / output)}
+        own = {"--imgsz": "96", "--batch-size": str(batch or max(ranks, 1)), "--num-workers": "1", "--threads": "1", "--eval-every": "0",
+               "--epochs": "1000", "--comm-timeout": f"{TIMEOUT_S:g}", "--data": str(data or self.data), "--output-dir": str(self.folder / output)}
         further = list(more)
         words = ["train", "-c", "tiny", "-d", "cpu", "-u", "RTDETRTransformerv2.num_queries=30"]
         if ranks > 1:

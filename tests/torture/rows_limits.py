@@ -32,15 +32,21 @@ def awkward_sizes(t: Trial) -> None:
     base.wait_for(rf" step {steps} epoch 0 {steps}/{steps} ")
     base.send(signal.SIGTERM)
     base.expect_end(75)
-    results = {}
+    found = {}
     for ranks in (1, 2, 4):
-        shutil.copytree(t.folder / "base", t.folder / f"ranks{ranks}")
-        job = t.train(ranks, [*words, "-r", "auto"], output=f"ranks{ranks}", data=data, batch=batch)
-        job.expect_end(0)
+        run = t.folder / f"ranks{ranks}"
+        shutil.copytree(t.folder / "base", run)
+        # Ends after that evaluation, whose detections would be replaced by the next one's.
+        job = t.train(ranks, [*words, "-r", "auto"], output=run.name, data=data, batch=batch, fault=f"throw:phase=load,step={steps},rank=0")
+        job.expect_failure(1, r"(rank 0: )?DETRTRAIN_FAULT")
         expect(f"3 epochs x {steps} steps; batch {batch}" in job.err(), f"it does not say that an epoch has {steps} steps")
+        found[ranks] = scores(run / "log.txt"), json.loads((run / "eval" / "predictions.json").read_text())
+        expect(len(found[ranks][0]) == 12 and len(found[ranks][1]) >= count, f"{len(found[ranks][0])} scores of {len(found[ranks][1])} detections")
+        expect(found[ranks] == found[1], f"the scores of {ranks} ranks are {found[ranks][0]}, of one process {found[1][0]}; or their detections differ")
+    for ranks in (2, 4):
+        job = t.train(ranks, words, output=f"whole{ranks}", data=data, batch=batch)
+        job.expect_end(0)
         expect(f"at step {3 * steps}" in job.err(), f"it has not made {3 * steps} steps")
-        results[ranks] = scores(t.folder / f"ranks{ranks}" / "log.txt")
-        expect(len(results[ranks]) == 12 and results[ranks] == results[1], f"the scores of {ranks} ranks are {results[ranks]}, of one process {results[1]}")
 
 
 @row(39, "descriptors or memory run out")

@@ -125,7 +125,8 @@ def killed_at_each_call(t: Trial) -> float:
 
 @row(37, "the disk is full")
 def disk_full(t: Trial) -> None:
-    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False).returncode != 0:
+    mount = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+    if not shutil.which("unshare") or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         raise Skip("no mounts of its own (unshare -rm)")
     run = t.folder / "run"
     run.mkdir()

@@ -102,7 +102,8 @@ def not_finite_always(t: Trial) -> float:
     rank = t.random.randrange(ranks)
     job = t.train(ranks, ["--save-every", "1s", "--max-skips", str(budget)], fault=f"set:param={name},index=0,value=nan,rank={rank},step={first}-")
     where = "" if ranks == 1 else f"rank {rank}: "
-    job.expect_failure(5, rf"(rank \d: )?step {first + budget + 1} is not finite .*first in {where}gradient of {re.escape(name)}.*; images [\d, ]+; {budget + 1} such steps in a row")
+    blamed = rf"first in {where}gradient of {re.escape(name)}.*; images [\d, ]+; {budget + 1} such steps in a row"
+    job.expect_failure(5, rf"(rank \d: )?step {first + budget + 1} is not finite .*{blamed}")
     expect_finite(t.folder / "run" / "last.safetensors")
     return budget + 1
 
@@ -113,7 +114,8 @@ def flipped(t: Trial) -> float:
     rank, step, buffer = t.random.randrange(ranks), t.random.randrange(1, 8), t.random.choice(["weights", "weights", "moments", "ema"])
     # Low bits can round away again before anybody looks; in the moving averages a difference also fades, slowly where the ramp of the decay is over.
     bit = t.random.randrange(4 if buffer == "weights" else 16, 23)
-    job = t.train(ranks, ["--check-replicas", str(period), "-u", "ema.warmups=1"], fault=f"flip:buffer={buffer},index={t.random.randrange(500000)},bit={bit},rank={rank},step={step}")
+    fault = f"flip:buffer={buffer},index={t.random.randrange(500000)},bit={bit},rank={rank},step={step}"
+    job = t.train(ranks, ["--check-replicas", str(period), "-u", "ema.warmups=1"], fault=fault)
     who = rf"rank {rank} differs from the others" if ranks > 2 else "(rank 0: )?ranks 0, 1 differ from each other"
     job.expect_failure(6, rf"{who}.* at step \d+")
     found = re.search(r"at step (\d+)", job.last_line())

@@ -63,7 +63,8 @@ def report(trial: Trial, row: Row, options: argparse.Namespace, error: Exception
     print(f"FAILED row {row.number} ({row.what}), trial {trial.number}: {error}")
     if not isinstance(error, Failure):
         traceback.print_exception(error, file=sys.stdout)
-    print(f"  again: scripts/torture.sh --seed {options.seed} --rows {row.number} --first {trial.number} --trials 1 --slack {options.slack:g} --binary {options.binary}")
+    print(f"  again: scripts/torture.sh --seed {options.seed} --rows {row.number} --first {trial.number} --trials 1 --slack {options.slack:g} "
+          f"--binary {options.binary}")
     for job in trial.jobs:
         print(job.describe())
     sys.stdout.flush()
@@ -71,7 +72,7 @@ def report(trial: Trial, row: Row, options: argparse.Namespace, error: Exception
 
 def run_row(row: Row, options: argparse.Namespace, data: Path, work: Path) -> bool:
     values: list[float] = []
-    passed, begin = 0, time.monotonic()
+    passed, failed, begin = 0, 0, time.monotonic()
     for number in range(options.first, options.first + options.trials):
         trial = Trial(options.binary.resolve(), data, work / f"row{row.number}-{number}", f"row{row.number}", options.seed, number, options.slack)
         good = False
@@ -85,7 +86,9 @@ def run_row(row: Row, options: argparse.Namespace, data: Path, work: Path) -> bo
             print(f"row {row.number:2}  {row.what:44}  skipped: {missing}", flush=True)
             return True
         except Exception as error:  # noqa: BLE001  (a trial that cannot be judged is a failed one, and the next rows go on)
-            report(trial, row, options, error)
+            failed += 1
+            if failed <= 3:
+                report(trial, row, options, error)
         finally:
             trial.end(options.keep and not good)
     print(f"row {row.number:2}  {row.what:44}  {passed:3}/{options.trials:<3}  {time.monotonic() - begin:6.1f} s  {figure(values, row.unit)}", flush=True)
@@ -101,8 +104,8 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="detr-torture-"))
     data = work / "data"
     try:
-        subprocess.run([options.binary.resolve(), "synth", "--out", data, "--images", "27", "--classes", "3", "--size", "96x96", "--max-boxes", "4", "--seed", str(options.seed), "-q"],
-                       check=True, stdout=subprocess.DEVNULL)
+        synth = ["synth", "--out", data, "--images", "27", "--classes", "3", "--size", "96x96", "--max-boxes", "4", "--seed", str(options.seed)]
+        subprocess.run([options.binary.resolve(), *synth], check=True, stdout=subprocess.DEVNULL)
         failed = [number for number in options.rows if not run_row(ROWS[number], options, data, work)]
     finally:
         if options.keep:
