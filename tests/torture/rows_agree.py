@@ -42,7 +42,7 @@ def twice(t: Trial) -> None:
     t.pause(0.5)
     second = t.rank_by_hand(doubled, 2, port, more, slow)
     # Rank 0 holds the meeting point, so that a second one finds it taken, by whomever.
-    second.expect_failure(2 if doubled else 6, r".*there is a rank 1 already" if doubled else r".*cannot listen on .*: Address already in use; --rdzv")
+    second.expect_failure(2, r".*there is a rank 1 already" if doubled else r".*cannot listen on .*: Address already in use; another rank 0 of this job")
     expect_all_end_well(ranks)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -56,7 +57,8 @@ def out_of_things(t: Trial) -> None:
         job = t.train(ranks, files=(32, 32))
         job.expect_failure(2, rf"the limit of open files is 32, and {ranks} ranks need \d+")
     elif kind == 2:
-        t.train(ranks, ["--max-steps", "2"], files=(32, 4096)).expect_end(0)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        t.train(ranks, ["--max-steps", "2"], files=(32, most)).expect_end(0)
     else:
         # The first allocations are the model's, later ones a step's; after some steps there are none.
         rank = t.random.randrange(ranks)

@@ -15,6 +15,8 @@ import time
 import traceback
 from pathlib import Path
 
+sys.dont_write_bytecode = True   # the source tree stays as it is
+
 import rows_agree  # noqa: F401  (each adds its rows)
 import rows_end  # noqa: F401
 import rows_gradients  # noqa: F401
