@@ -37,7 +37,7 @@ struct State {
     segments.lr = in.upload(host_tensor(shape, std::vector<double>(n, 1e-4)));
     segments.weight_decay = in.upload(host_tensor(shape, std::vector<double>(n, 1e-4)));
     segments.steps = in.upload(host_tensor(shape, std::vector<std::int64_t>(n, 1000)));
-    segments.used = in.upload(host_tensor(shape, std::vector<std::uint8_t>(n, 1)));
+    segments.used = in.upload(host_tensor(shape, std::vector<double>(n, 1.0)));
     grads = in.wide_normal(flat, 1.0 / 1024);
     weights = in.wide_normal(flat, 1.0 / 32);
     ema = in.wide_normal(flat, 1.0 / 32);
