@@ -283,9 +283,6 @@ StepResult Step::finish() {
   }
   ++finished_;
 
-  std::vector<Diagnosis> parts;
-  for (std::size_t m = 0; m < flight.programs.size(); ++m) parts.push_back(diagnose(*flight.programs[m], flight.reports[m].data<double>()));
-
   // The report of the last micro-batch ends with what the ranks share.
   const Program& program = *flight.programs.back();
   const auto parameters = std::ssize(store_.trainable());
@@ -316,9 +313,7 @@ StepResult Step::finish() {
     if (used[i] == 0) missing_.push_back(store_.trainable()[static_cast<std::size_t>(i)].name());
   }
   if (result.applied) return result;
-  for (const Diagnosis& part : parts) {
-    if (result.fault.empty()) result.fault = part.fault;
-  }
+  for (std::size_t m = 0; m < flight.programs.size() && result.fault.empty(); ++m) result.fault = diagnose(*flight.programs[m], flight.reports[m].data<double>());
   if (result.fault.empty() && ranks.size > 1) result.fault = bad_gradient(bad_gradients);
   const Parameter* bad = optimizer_.first_bad_parameter(host_tensor<double>({parameters}, std::span<const double>(norms, static_cast<std::size_t>(parameters))));
   result.sum_fault = concat("gradient of ", bad ? bad->name() : "the model");
@@ -327,18 +322,15 @@ StepResult Step::finish() {
 }
 
 /// The report's parts in the order in which enqueue() lists them.
-Step::Diagnosis Step::diagnose(const Program& program, const double* at) const {
+std::string Step::diagnose(const Program& program, const double* at) const {
   const auto take = [&](std::int64_t count) { return std::exchange(at, at + count); };
-  Diagnosis result;
-  result.loss = *take(1);
+  const double loss = *take(1);
   std::vector<Tensor> terms;
   for (const Shape& shape : program.terms) terms.push_back(host_tensor<double>(shape, std::span<const double>(take(shape.numel()), static_cast<std::size_t>(shape.numel()))));
-  result.terms = models::named_losses(terms);
   const double *first_bad = take(program.outputs), *statuses = at;
   const auto all = static_cast<std::int64_t>(program.statuses) * program.images;
-  if (std::isfinite(result.loss) && std::all_of(statuses, statuses + all, [](double s) { return s == -1; })) return result;
-  result.fault = fault_in(program, first_bad, statuses, result.terms);
-  return result;
+  if (std::isfinite(loss) && std::all_of(statuses, statuses + all, [](double s) { return s == -1; })) return {};
+  return fault_in(program, first_bad, statuses, models::named_losses(terms));
 }
 
 std::string Step::fault_in(const Program& program, const double* first_bad, const double* statuses, const NamedValues& terms) const {

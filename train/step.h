@@ -106,12 +106,6 @@ class Step {
     Upload upload;
     std::optional<std::uint64_t> number;    // of a launched step in the record of collectives
   };
-  /// What is wrong on this rank in one micro-batch.
-  struct Diagnosis {
-    double loss = 0;
-    NamedValues terms;
-    std::string fault;
-  };
 
   Program& program_of(const StepKey& key);
   bool last(const Program& program) const { return program.key.micro_batch + 1 == options_.micro_batches; }
@@ -119,7 +113,8 @@ class Step {
   void enqueue(Program& program);
   void before_bucket(int index);
   void update(const Tensor& buffers);
-  Diagnosis diagnose(const Program& program, const double* report) const;
+  /// What is wrong on this rank in one micro-batch; empty if nothing is.
+  std::string diagnose(const Program& program, const double* report) const;
   std::string fault_in(const Program& program, const double* first_bad, const double* statuses, const NamedValues& terms) const;
   std::string bad_gradient(const double* first_bad) const;
 

@@ -10,6 +10,7 @@
 #include "dist/bucketer.h"
 #include "runtime/host_value.h"
 #include "tests/dist/ranks.h"
+#include "tests/dist/steps.h"
 #include "tests/support.h"
 
 namespace detr::dist {
@@ -19,26 +20,13 @@ using detr::test::expect_throws;
 using test::communicator_of;
 using test::meet;
 using test::run_ranks;
+using test::values;
 
 Clock::time_point after(int milliseconds) { return Clock::now() + Milliseconds(milliseconds); }
 
 const Stream& cpu() {
   static const Stream stream = Stream::cpu(1);
   return stream;
-}
-
-/// Values of one rank: small integers (their sums are exact in every dtype) or draws from [-1, 1).
-Tensor values(DType dtype, std::int64_t count, int rank, bool integers) {
-  std::mt19937 draw(static_cast<unsigned>(17 * rank + 3));
-  Tensor out = host_zeros({count}, dtype);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const double x = integers ? static_cast<double>(draw() % 17U) - 8.0 : std::ldexp(static_cast<double>(draw()), -31) - 1.0;
-    if (dtype == DType::f32) out.data<float>()[i] = static_cast<float>(x);
-    if (dtype == DType::f64) out.data<double>()[i] = x;
-    if (dtype == DType::bf16) out.data<BFloat16>()[i] = to_bf16(static_cast<float>(x));
-    if (dtype == DType::i64) out.data<std::int64_t>()[i] = static_cast<std::int64_t>(x * (integers ? 1.0 : 1e15));
-  }
-  return out;
 }
 
 std::vector<Tensor> sums(int size, DType dtype, std::int64_t count, bool integers) {

@@ -57,4 +57,18 @@ void Steps::run(Bucketer& bucketer, const Tensor& grads, std::int64_t step, int 
   bucketer.finish();
 }
 
+Tensor values(DType dtype, std::int64_t count, int rank, bool integers) {
+  std::mt19937 draw(static_cast<unsigned>(17 * rank + 3));
+  Tensor out = host_zeros({count}, dtype);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double x = integers ? static_cast<double>(draw() % 17U) - 8.0 : std::ldexp(static_cast<double>(draw()), -31) - 1.0;
+    if (dtype == DType::f32) out.data<float>()[i] = static_cast<float>(x);
+    if (dtype == DType::f64) out.data<double>()[i] = x;
+    if (dtype == DType::bf16) out.data<BFloat16>()[i] = to_bf16(static_cast<float>(x));
+    if (dtype == DType::u8) out.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(x + 8.0);
+    if (dtype == DType::i64) out.data<std::int64_t>()[i] = static_cast<std::int64_t>(x * (integers ? 1.0 : 1e15));
+  }
+  return out;
+}
+
 }  // namespace detr::dist::test

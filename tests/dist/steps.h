@@ -23,4 +23,7 @@ struct Steps {
   void run(Bucketer& bucketer, const Tensor& grads, std::int64_t step, int rank, const std::function<void(std::size_t)>& before = [](std::size_t) {}) const;
 };
 
+/// Values of one rank: small integers (their sums are exact in every dtype) or draws from [-1, 1). u8: integers alone.
+Tensor values(DType dtype, std::int64_t count, int rank, bool integers);
+
 }  // namespace detr::dist::test

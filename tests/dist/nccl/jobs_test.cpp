@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <thread>
 
 #include "dist/bucketer.h"
@@ -25,6 +24,8 @@
 
 namespace detr::dist {
 namespace {
+
+using test::values;
 
 constexpr Milliseconds kTime{60000};
 Clock::time_point soon() { return Clock::now() + kTime; }
@@ -82,21 +83,6 @@ void expect_endings(int size, const std::function<int(const Meeting&)>& body, in
     if (std::ranges::find(dead, rank) != dead.end()) CHECK(ending.signal == SIGKILL);
     else CHECK(ending.code == code);
   }
-}
-
-/// count values of a rank: integers whose sums are exact in every dtype, or draws from [-1, 1).
-Tensor values(DType dtype, std::int64_t count, int rank, bool integers) {
-  std::mt19937 draw(static_cast<unsigned>(17 * rank + 3));
-  Tensor out = host_zeros({count}, dtype);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const double x = integers ? static_cast<double>(draw() % 17U) - 8.0 : std::ldexp(static_cast<double>(draw()), -31) - 1.0;
-    if (dtype == DType::f32) out.data<float>()[i] = static_cast<float>(x);
-    if (dtype == DType::f64) out.data<double>()[i] = x;
-    if (dtype == DType::bf16) out.data<BFloat16>()[i] = to_bf16(static_cast<float>(x));
-    if (dtype == DType::i64) out.data<std::int64_t>()[i] = static_cast<std::int64_t>(x);
-    if (dtype == DType::u8) out.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(x + 8.0);
-  }
-  return out;
 }
 
 /// The sum of the ranks' integers.
