@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 TIMEOUT_S = 3.0   # T of every job: after so long a rank that others wait for counts as stalled
-HANG_S = 120.0   # a process that is still there after so long hangs
+HANG_S = 120.0   # a process that is still there after so long, and the slack, hangs
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 MARK = "DETRTRAIN_TORTURE"   # a variable that every process of a job has, and nobody else
+INHERITED = ["PATH", "HOME", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "LSAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"]
 
 
 class Failure(Exception):
@@ -59,7 +60,7 @@ class Job:
     """One process of the binary (the launcher with its ranks, or a rank started by hand)."""
 
     def __init__(self, words: list[str], folder: Path, mark: str, variables: Mapping[str, str], wrapper: Iterable[str],
-                 files: tuple[int, int] | None) -> None:
+                 files: tuple[int, int] | None, hang_s: float) -> None:
         """variables: of its environment; wrapper: the words of a program that starts it; files: soft and hard limit of open files."""
         folder.mkdir(parents=True)
         self.temporary = folder / "tmp"
@@ -67,8 +68,9 @@ class Job:
         self.mark = mark
         self.words = [*wrapper, *words]
         self.variables = dict(variables)
+        self.hang_s = hang_s
         self.output, self.errors = folder / "out", folder / "err"
-        environment = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+        environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         environment |= {"TMPDIR": str(self.temporary), MARK: mark} | self.variables
         self.shared_before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
@@ -97,13 +99,13 @@ class Job:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Waits until stderr has the pattern; fails where the process ends before."""
-        deadline = time.monotonic() + HANG_S
+        deadline = time.monotonic() + self.hang_s
         while True:
             running = self.running()
             if found := re.search(pattern, self.err(), re.MULTILINE):
                 return found
             expect(running, f"it ended with code {self.process.returncode} before it said '{pattern}'")
-            expect(time.monotonic() < deadline, f"it has not said '{pattern}' for {HANG_S:.0f} s")
+            expect(time.monotonic() < deadline, f"it has not said '{pattern}' for {self.hang_s:.0f} s")
             time.sleep(0.002)
 
     def pid(self, rank: int) -> int:
@@ -127,11 +129,11 @@ class Job:
             raise Failure(f"{'it' if rank is None else f'rank {rank}'} ended before signal {number} was sent") from None
         return time.monotonic()
 
-    def wait(self, limit_s: float = HANG_S) -> int:
+    def wait(self) -> int:
         """Its exit code, or minus the signal that ended it."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + self.hang_s
         while self.running():
-            expect(time.monotonic() < deadline, f"it is still there after {limit_s:.0f} s; processes left: {processes_with(self.mark)}")
+            expect(time.monotonic() < deadline, f"it is still there after {self.hang_s:.0f} s; processes left: {processes_with(self.mark)}")
             time.sleep(0.002)
         return int(self.process.returncode)
 
@@ -160,15 +162,15 @@ class Job:
             expect(not fresh, f"left in /dev/shm: {fresh}")
         return took
 
-    def expect_end(self, code: int, limit_s: float = HANG_S) -> None:
+    def expect_end(self, code: int) -> None:
         """It ends with the code and leaves nothing."""
-        seen = self.wait(limit_s)
+        seen = self.wait()
         expect(seen == code, f"exit code {seen}, wanted {code}")
         self.expect_nothing_left()
 
-    def expect_failure(self, code: int, pattern: str, limit_s: float = HANG_S) -> None:
+    def expect_failure(self, code: int, pattern: str) -> None:
         """It ends with the code, and with one error, in the last line of stderr, in which the pattern follows 'detrtrain: error: '."""
-        self.expect_end(code, limit_s)
+        self.expect_end(code)
         errors = [line for line in self.err().splitlines() if line.startswith("detrtrain: error: ")]
         expect(len(errors) == 1, f"{len(errors)} lines of error, wanted one")
         expect(re.match("detrtrain: error: " + pattern, self.last_line()) is not None, f"the last line does not say '{pattern}'")
@@ -197,7 +199,8 @@ class Trial:
         if fault:
             settings["DETRTRAIN_FAULT"] = fault
         number = len(self.jobs)
-        job = Job([str(self.binary), *words], self.folder / f"job{number}", f"{os.getpid()}-{self.name}-{self.number}-{number}", settings, wrapper, files)
+        mark = f"{os.getpid()}-{self.name}-{self.number}-{number}"
+        job = Job([str(self.binary), *words], self.folder / f"job{number}", mark, settings, wrapper, files, HANG_S + self.slack_s)
         self.jobs.append(job)
         return job
 
