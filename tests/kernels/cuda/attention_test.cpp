@@ -223,7 +223,7 @@ TEST_CASE("attention: CUDA with large scores, NaN, many heads, wide heads", "[gp
     for (const std::int64_t i : {0, 2, 3}) CHECK(std::isnan(out.data<double>()[i * 2]));
     CHECK(out.data<double>()[2] == 0);
 
-    const Case many = random_case(9000, 1, 1, 8, 1);   // more blocks than a grid has in y
+    const Case many = random_case(small_tests() ? 90 : 9000, 1, 1, 8, 1);   // 72000 are more blocks than a grid has in y; a block does the same
     expect_same_bits(run(many, dtype, {many.q, host_zeros(many.lse_shape(), DType::f64), {}, {}, {}}).out, rounded(many.v, dtype));
 
     const Case wide = random_case(1, 2, 2, 1, 129);
