@@ -5,13 +5,9 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build git pkg-config ca-certificates
   libeigen3-dev nlohmann-json3-dev libcli11-dev libfmt-dev
-  libjpeg62-turbo-dev libstb-dev libgloo-dev
+  libjpeg-dev libstb-dev libgloo-dev
   catch2 libbenchmark-dev python3
 )
-# Ubuntu names libjpeg-turbo's headers otherwise.
-if ! apt-cache show libjpeg62-turbo-dev >/dev/null 2>&1 && apt-cache show libjpeg-turbo8-dev >/dev/null 2>&1; then
-  packages=("${packages[@]/libjpeg62-turbo-dev/libjpeg-turbo8-dev}")
-fi
 
 missing=()
 for package in "${packages[@]}"; do
