@@ -76,6 +76,8 @@ class Job:
 
         def prepare() -> None:
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)   # a driver that is killed leaves no job
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):   # a driver in a script's background ignores SIGINT
+                signal.signal(number, signal.SIG_DFL)
             if files is not None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, files)
 
