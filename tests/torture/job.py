@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-TIMEOUT_S = 3.0   # T of every job: after so long a rank that others wait for counts as stalled
 HANG_S = 120.0   # a process that is still there after so long, and the slack, hangs
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 MARK = "DETRTRAIN_TORTURE"   # a variable that every process of a job has, and nobody else
@@ -187,9 +186,11 @@ class Job:
 class Trial:
     """One trial of a row: random numbers, a folder, and the jobs that were started in it."""
 
-    def __init__(self, binary: Path, data: Path, folder: Path, name: str, seed: int, number: int, slack_s: float) -> None:
+    def __init__(self, binary: Path, data: Path, folder: Path, name: str, seed: int, number: int, slack_s: float,
+                 timeout_s: float) -> None:
+        """timeout_s: T of its jobs, after which a rank that others wait for counts as stalled."""
         self.binary, self.data, self.folder, self.name, self.number = binary, data, folder, name, number
-        self.slack_s = slack_s
+        self.slack_s, self.timeout_s = slack_s, timeout_s
         self.random = random.Random(f"{seed}/{name}/{number}")
         self.jobs: list[Job] = []
         folder.mkdir(parents=True)
@@ -209,7 +210,7 @@ class Trial:
     def words(self, ranks: int, output: str = "run", data: Path | None = None, batch: int | None = None, more: Iterable[str] = ()) -> list[str]:
         """The arguments of a small training; `more` wins over what is here. ranks 0: started by hand; batch: of all ranks (one image each)."""
         own = {"--imgsz": "96", "--batch-size": str(batch or max(ranks, 1)), "--num-workers": "1", "--threads": "1", "--eval-every": "0",
-               "--epochs": "1000", "--comm-timeout": f"{TIMEOUT_S:g}", "--data": str(data or self.data), "--output-dir": str(self.folder / output)}
+               "--epochs": "1000", "--comm-timeout": f"{self.timeout_s:g}", "--data": str(data or self.data), "--output-dir": str(self.folder / output)}
         further = list(more)
         words = ["train", "-c", "tiny", "-d", "cpu", "-u", "RTDETRTransformerv2.num_queries=30"]
         if ranks > 1:

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from job import TIMEOUT_S, Job, Skip, Trial, expect
+from job import Job, Skip, Trial, expect
 from registry import row
 from runs import paced, undisturbed_hash
 
@@ -117,8 +117,8 @@ def stopped(t: Trial) -> float:
     begin = job.send(signal.SIGSTOP, rank)
     job.expect_failure(6, rf"rank {rank}: no sign of life for ")
     took = job.ended - begin
-    expect(took >= 0.7 * TIMEOUT_S, f"it took {took:.2f} s, and T is {TIMEOUT_S:g} s")
-    return t.expect_within(took - TIMEOUT_S, GONE_S)
+    expect(took >= 0.7 * t.timeout_s, f"it took {took:.2f} s, and T is {t.timeout_s:g} s")
+    return t.expect_within(took - t.timeout_s, GONE_S)
 
 
 @row(10, "a rank stopped for less than T")
@@ -159,4 +159,4 @@ def network_down(t: Trial) -> float:
     begin = time.monotonic()
     switch.touch()
     job.expect_failure(6, r"rank \d+: ")
-    return t.expect_within(job.ended - begin - TIMEOUT_S, GONE_S)
+    return t.expect_within(job.ended - begin - t.timeout_s, GONE_S)

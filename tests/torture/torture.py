@@ -48,6 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="number of the first trial, to repeat one")
     parser.add_argument("--binary", type=Path, default=root / "build" / "bin" / "detrtrain")
     parser.add_argument("--slack", type=float, default=0.0, help="seconds added to each bound on time, for a slow or busy machine (0)")
+    parser.add_argument("--timeout", type=float, default=3.0, help="T of the jobs (--comm-timeout), longer where each step is slow (3)")
     parser.add_argument("--keep", action="store_true", help="keep the folders of trials that failed")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     return parser.parse_args()
@@ -66,7 +67,7 @@ def report(trial: Trial, row: Row, options: argparse.Namespace, error: Exception
     if not isinstance(error, Failure):
         traceback.print_exception(error, file=sys.stdout)
     print(f"  again: scripts/torture.sh --seed {options.seed} --rows {row.number} --first {trial.number} --trials 1 --slack {options.slack:g} "
-          f"--binary {options.binary}")
+          f"--timeout {options.timeout:g} --binary {options.binary}")
     for job in trial.jobs:
         print(job.describe())
     sys.stdout.flush()
@@ -76,7 +77,8 @@ def run_row(row: Row, options: argparse.Namespace, data: Path, work: Path) -> bo
     values: list[float] = []
     passed, failed, begin = 0, 0, time.monotonic()
     for number in range(options.first, options.first + options.trials):
-        trial = Trial(options.binary.resolve(), data, work / f"row{row.number}-{number}", f"row{row.number}", options.seed, number, options.slack)
+        folder = work / f"row{row.number}-{number}"
+        trial = Trial(options.binary.resolve(), data, folder, f"row{row.number}", options.seed, number, options.slack, options.timeout)
         good = False
         try:
             value = row.run(trial)
