@@ -97,9 +97,14 @@ if(DETR_SANITIZE)
 endif()
 target_link_libraries(detr_flags INTERFACE Threads::Threads)
 
-# detr_library(folder [sources...]): the static library of one folder, with the alias detr::folder.
+# detr_library(folder [sources...]): the static library of one folder, with the alias detr::folder. Its headers, but for those that need
+# another library's, each compile alone: the target all_verify_interface_header_sets shows it.
+set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ON)
 function(detr_library name)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS *.h)
+  list(FILTER headers EXCLUDE REGEX "/(cuda|gloo|nccl)/")
   add_library(detr_${name} STATIC ${ARGN})
+  target_sources(detr_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers})
   set_target_properties(detr_${name} PROPERTIES CUDA_STANDARD_REQUIRED OFF LINKER_LANGUAGE CXX)
   add_library(detr::${name} ALIAS detr_${name})
   target_link_libraries(detr_${name} PUBLIC detr_flags)
