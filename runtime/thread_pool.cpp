@@ -11,6 +11,15 @@ namespace detr {
 namespace {
 // A task that starts a loop of its own runs it serially: its siblings keep the other threads busy.
 thread_local bool inside_task = false;
+
+void end_all(std::vector<std::thread>& workers, std::mutex& mutex, bool& stopping, std::condition_variable& start) {
+  {
+    const std::lock_guard lock(mutex);
+    stopping = true;
+  }
+  start.notify_all();
+  for (std::thread& worker : workers) worker.join();
+}
 }  // namespace
 
 int default_threads() {
@@ -21,17 +30,15 @@ int default_threads() {
 
 ThreadPool::ThreadPool(int threads) {
   DETR_CHECK(threads >= 1, "thread pool: threads must be >= 1, got ", threads);
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  } catch (...) {   // the system starts no more: those that did start end as well
+    end_all(workers_, mutex_, stopping_, start_);
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  start_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
-}
+ThreadPool::~ThreadPool() { end_all(workers_, mutex_, stopping_, start_); }
 
 void ThreadPool::parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& task) {
   if (count <= 0) return;

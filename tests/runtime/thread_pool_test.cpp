@@ -1,6 +1,13 @@
 #include "runtime/thread_pool.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
 #include <thread>
 
 #include "tests/support.h"
@@ -59,6 +66,31 @@ TEST_CASE("thread pool: an exception reaches the caller", "[cpu]") {
     CHECK(total == 50);
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)   // they need the address space themselves
+TEST_CASE("thread pool: a thread that does not start ends those before it", "[cpu]") {
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t room = rlim_t{256} << 20;   // for some stacks, not for all
+    const rlim_t limit = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + room;
+    const rlimit space{limit, limit};
+    if (::setrlimit(RLIMIT_AS, &space) != 0) ::_exit(2);
+    try {
+      const ThreadPool pool(10000);
+    } catch (const std::system_error&) {
+      ::_exit(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}) == 1 ? 0 : 3);
+    }
+    ::_exit(4);   // all started
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+#endif
 
 TEST_CASE("thread pool: sizes", "[cpu]") {
   CHECK(default_threads() >= 1);
