@@ -8,6 +8,7 @@
 
 #include "kernels/box_math.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/shared_memory.cuh"
 
 namespace detr::kernels::cuda {
 namespace {
@@ -60,7 +61,6 @@ constexpr unsigned kAll = 0xffffffffU;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kPerLane = 10;             // columns of a lane that fit into registers: the 300 queries of a step
 constexpr int kMostColumns = 65534;      // a column and a row share a word
-constexpr std::size_t kMostShared = 200 * 1024;
 
 /// What the solver knows of one column.
 struct Column {
@@ -319,8 +319,8 @@ void assign(const Stream& stream, const Tensor& cost, const Tensor& counts, Tens
     launch(stream, kernel, blocks_for(images, 1), 32, shared_bytes, cost.data<float>(), counts.data<std::int64_t>(), cost.dim(1),
            cost.dim(2), scratch, static_cast<std::int64_t>(bytes), match.data<std::int64_t>(), status.data<std::int64_t>());
   };
-  if (bytes <= kMostShared) {
-    allow_shared(assign_kernel<true>, bytes);
+  if (bytes <= most_shared(stream)) {
+    allow_shared(stream, "assign", assign_kernel<true>, bytes);
     enqueue(assign_kernel<true>, bytes, nullptr);
   } else {
     const Tensor scratch = stream.empty({images, static_cast<std::int64_t>(bytes)}, DType::u8);

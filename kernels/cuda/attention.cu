@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/attention_mma.cuh"
+#include "kernels/cuda/shared_memory.cuh"
 
 // f32 takes kernels with plain FMA arithmetic, bf16 those of attention_mma.cuh; both have the same structure. Forward keeps a running
 // maximum and sum per query over tiles of keys. Backward recomputes the weights from lse twice, by tiles of keys for dk and dv and by
@@ -345,7 +346,7 @@ AttentionSizes sizes_of(const Tensor& q, const Tensor& k, std::int64_t heads, co
 template <class... Parameters, class... Arguments>
 void launch_tiles(const Stream& stream, void (*kernel)(Parameters...), const Tensor& q, const AttentionSizes& sizes, int own_slots, int threads,
                   std::size_t shared_bytes, Arguments&&... arguments) {
-  allow_shared(kernel, shared_bytes);
+  allow_shared(stream, "attention", kernel, shared_bytes);
   const unsigned blocks = blocks_for(q.dim(0) * sizes.heads * tiles_of(own_slots), 1);
   launch(stream, kernel, blocks, threads, shared_bytes, sizes, std::forward<Arguments>(arguments)...);
 }

@@ -25,9 +25,15 @@ bool has_note(const CudnnDescriptor& engine, cudnnBackendNumericalNote_t wanted)
   return std::find(notes.begin(), notes.begin() + count, wanted) != notes.begin() + count;
 }
 
-}  // namespace
-
-namespace {
+/// Whether the library takes what a descriptor describes, which depends on the description alone. Throws DeviceError where it fails for
+/// another reason, such as memory: to go on with the next engine then would change the bits of a run.
+bool is_supported(const CudnnDescriptor& descriptor) {
+  const cudnnStatus_t status = cudnnBackendFinalize(descriptor.get());
+  const int category = CUDNN_STATUS_CATEGORY(static_cast<int>(status));
+  if (category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM) return false;
+  detr::cuda::expect_success(status, "cudnnBackendFinalize");
+  return true;
+}
 
 CudnnDescriptor made_tensor(std::int64_t id, DType dtype, const Shape& shape, bool is_virtual) {
   // The library names dimensions in the order N, C, H, W whatever the memory; the strides say that channels come last.
@@ -63,11 +69,11 @@ std::vector<CudnnDescriptor> Cudnn::configs(std::span<const cudnnBackendDescript
   CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle()).set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, operations);
   std::vector<CudnnDescriptor> found;
-  if (cudnnBackendFinalize(graph.get()) != CUDNN_STATUS_SUCCESS) return found;   // the library has nothing for such a graph
+  if (!is_supported(graph)) return found;   // the library has nothing for such a graph
   for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
     CudnnDescriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph).set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
-    if (cudnnBackendFinalize(heuristic.get()) != CUDNN_STATUS_SUCCESS) continue;   // this mode knows nothing for the graph
+    if (!is_supported(heuristic)) continue;   // this mode knows nothing for the graph
     std::int64_t count = 0;
     DETR_TRY(cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
     for (CudnnDescriptor& config : held(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, count)) {
@@ -83,7 +89,7 @@ std::vector<CudnnDescriptor> Cudnn::configs(std::span<const cudnnBackendDescript
 std::optional<CudnnPlan> Cudnn::plan(const CudnnDescriptor& config) const {
   CudnnPlan made{CudnnDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)};
   made.plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle()).set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-  if (cudnnBackendFinalize(made.plan.get()) != CUDNN_STATUS_SUCCESS) return std::nullopt;
+  if (!is_supported(made.plan)) return std::nullopt;
   std::int64_t count = 0;
   DETR_TRY(cudnnBackendGetAttribute(made.plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count, &made.workspace_bytes));
   return made;

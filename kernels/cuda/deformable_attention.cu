@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/deformable_backward.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/shared_memory.cuh"
 
 namespace detr::kernels::cuda {
 namespace {
@@ -359,7 +360,7 @@ void deformable_attention_backward(const Stream& stream, const Tensor& dout, con
       record = static_cast<Record*>(records.raw());
     }
     const std::size_t shared = static_cast<std::size_t>((g.points + L::kLanes - 1) / L::kLanes * kThreads) * sizeof(float);
-    allow_shared(points_kernel<L>, shared);
+    allow_shared(stream, "deformable_attention", points_kernel<L>, shared);
     launch(stream, points_kernel<L>, dim3(group_blocks<L>(g)), dim3(kThreads), shared, g, dout.data<T>(), value.data<T>(), offsets.data<T>(),
            logits.data<T>(), reference.data<float>(), doffsets ? doffsets->data<T>() : nullptr, dlogits ? dlogits->data<T>() : nullptr, record);
     if (dvalue) value_gradient<L>(stream, g, options, record, dout, *dvalue);

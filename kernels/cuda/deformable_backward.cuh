@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/shared_memory.cuh"
 #include "kernels/deformable_attention.h"
 
 // Geometry of deformable attention on the device, and the gradient of the value.
@@ -100,7 +101,6 @@ constexpr int kListChunk = 1024;       // samples of a list sorted at a time
 constexpr int kBinChunk = 2048;        // samples of a level put into lists by one block
 constexpr int kBinThreads = 256;
 constexpr int kLongList = 128;         // entries of a cell that the whole warp may share
-constexpr std::size_t kMostShared = 200 * 1024;
 
 // A stable counting sort by a block. Each warp takes a range of the items and has a histogram of 16-bit counts, two a word.
 
@@ -452,7 +452,7 @@ void value_gradient(const Stream& stream, const Geometry& g, const DeformableOpt
     constexpr int kThreads = kTileThreads<L, kListed>;
     const std::int64_t ids = 4 * (kListed ? kListChunk : samples);
     const std::size_t shared = static_cast<std::size_t>(kThreads / 32 * ((tiling.cells + 1) / 2) * 4 + ids * 2);
-    allow_shared(dvalue_kernel<L, kListed>, shared);
+    allow_shared(stream, "deformable_attention", dvalue_kernel<L, kListed>, shared);
     launch(stream, dvalue_kernel<L, kListed>, grid, dim3(kThreads), shared, g, tiling, records, lists, starts, dout.data<T>(), dvalue.data<T>());
   };
   if (!listed) return launch_tiles(std::false_type{}, nullptr, nullptr);
@@ -460,15 +460,15 @@ void value_gradient(const Stream& stream, const Geometry& g, const DeformableOpt
   int most_tiles = 0;
   for (const LevelTiles& cut : tiling.level) most_tiles = std::max(most_tiles, cut.tiles);
   const std::size_t shared = static_cast<std::size_t>(kBinThreads / 32 * ((most_tiles + 1) / 2) * 4);
-  DETR_CHECK(shared <= kMostShared, "deformable_attention: a level's map is too large for so many queries");
+  DETR_CHECK(shared <= most_shared(stream), "deformable_attention: a level's map is too large for this GPU and so many queries");
   // Each sample is in at most four lists.
   const Tensor lists = stream.empty({owners * g.points * g.queries * 4 * 4}, DType::u8);
   const Tensor counts = stream.empty({owners * tiling.counts * 4}, DType::u8);
   int* const list = static_cast<int*>(lists.raw());
   int* const count = static_cast<int*>(counts.raw());
   const dim3 bins(blocks_for(owners * tiling.chunks, 1));
-  allow_shared(bin_kernel<false>, shared);
-  allow_shared(bin_kernel<true>, shared);
+  allow_shared(stream, "deformable_attention", bin_kernel<false>, shared);
+  allow_shared(stream, "deformable_attention", bin_kernel<true>, shared);
   launch(stream, bin_kernel<false>, bins, dim3(kBinThreads), shared, g, tiling, records, count, list);
   const int levels = static_cast<int>(options.levels.size());
   launch(stream, starts_kernel, dim3(blocks_for(owners * levels, 1)), dim3(1024), 0, tiling, levels, count);

@@ -10,6 +10,16 @@
 namespace detr::cuda {
 namespace {
 
+/// Whether an allocation gave memory; where none is left, the allocator frees its cache and asks again. Throws DeviceError for other faults.
+bool has_memory(cudaError_t status, const char* call) {
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());   // else a library that looks for the last error would find it
+    return false;
+  }
+  expect_success(status, call);
+  return true;
+}
+
 class DeviceMemory final : public MemorySource {
  public:
   explicit DeviceMemory(int index) : index_(index) {}
@@ -22,13 +32,7 @@ class DeviceMemory final : public MemorySource {
   void* take(std::size_t bytes) override {
     DETR_TRY(cudaSetDevice(index_));
     void* memory = nullptr;
-    const cudaError_t status = cudaMalloc(&memory, bytes);
-    if (status == cudaErrorMemoryAllocation) {
-      static_cast<void>(cudaGetLastError());   // forget it: the allocator frees its cache and asks again
-      return nullptr;
-    }
-    expect_success(status, "cudaMalloc");
-    return memory;
+    return has_memory(cudaMalloc(&memory, bytes), "cudaMalloc") ? memory : nullptr;
   }
   void give(void* memory, std::size_t) override { static_cast<void>(cudaFree(memory)); }
 
@@ -39,12 +43,17 @@ class DeviceMemory final : public MemorySource {
 /// Host memory that the GPU copies from and to without waiting.
 class PinnedMemory final : public MemorySource {
  public:
+  explicit PinnedMemory(int index) : index_(index) {}
   Device device() const override { return Device::cpu(); }
   void* take(std::size_t bytes) override {
+    DETR_TRY(cudaSetDevice(index_));
     void* memory = nullptr;
-    return cudaMallocHost(&memory, bytes) == cudaSuccess ? memory : nullptr;
+    return has_memory(cudaMallocHost(&memory, bytes), "cudaMallocHost") ? memory : nullptr;
   }
   void give(void* memory, std::size_t) override { static_cast<void>(cudaFreeHost(memory)); }
+
+ private:
+  int index_;
 };
 
 }  // namespace
@@ -61,7 +70,7 @@ StreamParts open_stream(int index) {
   const std::vector<Gpu> gpus = detr::list_gpus();
   if (gpus.empty()) throw DeviceError("cuda:", index, ": there is no CUDA device, or no driver for one");
   if (index < 0 || index >= static_cast<int>(gpus.size())) throw DeviceError("cuda:", index, ": there are ", gpus.size(), " CUDA devices");
-  return {Allocator::make(std::make_shared<DeviceMemory>(index)), Allocator::make(std::make_shared<PinnedMemory>()), std::make_shared<StreamState>(index)};
+  return {Allocator::make(std::make_shared<DeviceMemory>(index)), Allocator::make(std::make_shared<PinnedMemory>(index)), std::make_shared<StreamState>(index)};
 }
 
 void copy(const Stream& stream, const Tensor& from, Tensor& to) {
@@ -101,7 +110,7 @@ void wait_event(void* event) { DETR_TRY(cudaEventSynchronize(static_cast<cudaEve
 bool has_passed(void* event) {
   const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
   if (status == cudaErrorNotReady) {
-    static_cast<void>(cudaGetLastError());   // it is no error, and the check of the next launch must not find it
+    static_cast<void>(cudaGetLastError());   // it is no error, and a library that looks for the last one must not find it
     return false;
   }
   expect_success(status, "cudaEventQuery");
