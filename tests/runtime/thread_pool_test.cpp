@@ -72,6 +72,7 @@ TEST_CASE("thread pool: a thread that does not start ends those before it", "[cp
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
+    ::alarm(60);
     std::size_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
     const rlim_t room = rlim_t{256} << 20;   // for some stacks, not for all
