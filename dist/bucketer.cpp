@@ -6,6 +6,10 @@
 
 namespace detr::dist {
 
+void expect_planned(int rank, const Place& place, std::int64_t slot, std::int64_t planned, std::int64_t given) {
+  if (given != planned) throw CommError("rank ", rank, ": ", place.phase, ": slot ", slot, " of the plan has ", planned, " values, and ", given, " are to be sent");
+}
+
 Bucketer::Bucketer(Communicator& communicator, Layout layout, const Tensor& grads, const Stream& stream, BucketerOptions options)
     : communicator_(&communicator), layout_(std::move(layout)), options_(std::move(options)), grads_(grads), stream_(stream.lasting()) {
   expect_tensor(grads, "bucketer: grads", grads, {layout_.total}, layout_.dtype);
@@ -76,8 +80,10 @@ void Bucketer::issue_due() {
   while (next_ < waiting_.size() && waiting_[next_] == 0 && exchanges_before(next_) <= exchanges_) issue_bucket();
 }
 
-void Bucketer::issue(const Tensor& tensor, std::int64_t slot, const std::string& what) {
-  works_.push_back(communicator_->all_reduce_sum(stream_, tensor, {tag(options_.slots_before + slot), concat(what, " of step ", step_)}));
+void Bucketer::issue(const Tensor& tensor, std::int64_t slot, std::int64_t planned, const std::string& what) {
+  const Place place{tag(options_.slots_before + slot), concat(what, " of step ", step_)};
+  expect_planned(communicator_->rank(), place, options_.slots_before + slot, planned, tensor.numel());
+  works_.push_back(communicator_->all_reduce_sum(stream_, tensor, place));
 }
 
 void Bucketer::issue_bucket() {
@@ -88,7 +94,7 @@ void Bucketer::issue_bucket() {
   DETR_CHECK(index >= 0 && index < std::ssize(layout_.buckets), "bucketer: there is no bucket ", index, " to send in place of ", next_);
   const Bucket& bucket = layout_.buckets[static_cast<std::size_t>(index)];
   const std::int64_t end = index == fault_.shorten ? (bucket.begin + bucket.end) / 2 : bucket.end;
-  issue(grads_.slice(bucket.begin, end), index, concat("bucket ", index));
+  issue(grads_.slice(bucket.begin, end), index, bucket.end - bucket.begin, concat("bucket ", index));
   ++next_;
 }
 
@@ -114,20 +120,10 @@ void Bucketer::finish() {
   while (next_ < layout_.buckets.size()) issue_bucket();
   in_step_ = false;
   write_used();
-  issue(trailer_, static_cast<std::int64_t>(layout_.buckets.size()), "trailer");
+  issue(trailer_, static_cast<std::int64_t>(layout_.buckets.size()), count() + options_.extras, "trailer");
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   for (const std::shared_ptr<Work>& work : works_) work->wait(stream_, deadline);
   works_.clear();
-}
-
-std::vector<int> Bucketer::unused_everywhere() const {
-  DETR_CHECK(!in_step_, "bucketer: the mask is known after finish()");
-  const Tensor counts = stream_.to_host(used());
-  std::vector<int> unused;
-  for (std::int64_t i = 0; i < count(); ++i) {
-    if (counts.data<double>()[i] == 0.0) unused.push_back(static_cast<int>(i));
-  }
-  return unused;
 }
 
 }  // namespace detr::dist

@@ -8,6 +8,10 @@
 
 namespace detr::dist {
 
+/// Throws CommError, before the engine is called, unless a collective is as long as the plan says. With another length on one rank an engine may mix
+/// up tensors, or end the process on a thread where nobody can catch it. slot: of the step's plan.
+void expect_planned(int rank, const Place& place, std::int64_t slot, std::int64_t planned, std::int64_t given);
+
 /// What a bucketer does besides summing gradients. All of it the same on all ranks, but for the fault.
 struct BucketerOptions {
   std::int64_t extras = 0;          ///< further f64 values that are summed in the trailer
@@ -16,7 +20,7 @@ struct BucketerOptions {
   std::vector<int> exchanges_before = {};
   std::int64_t slots_before = 0;    ///< collectives of a step that others issue; they have the tags before the bucketer's own
 
-  /// A rehearsed failure: two buckets that go out in each other's place; a bucket of which half is sent. -1: none.
+  /// A rehearsed failure: two buckets that go out in each other's place; a bucket of which half is to be sent. -1: none.
   struct Fault {
     int swap_a = -1, swap_b = -1, shorten = -1;
   };
@@ -56,8 +60,6 @@ class Bucketer {
 
   /// (P) f64: how many ranks used each parameter, after finish(). Where it is 0 the optimiser leaves the parameter alone.
   Tensor used() const { return trailer_.slice(0, count()); }
-  /// The same on the host: the parameters that no rank used. Waits for the stream.
-  std::vector<int> unused_everywhere() const;
   /// (extras) f64: to be written in every step between begin() and finish(), summed after it.
   Tensor extras() const { return trailer_.slice(count(), trailer_.numel()); }
 
@@ -82,7 +84,7 @@ class Bucketer {
   int exchanges_before(std::size_t bucket) const { return options_.exchanges_before.empty() ? 0 : options_.exchanges_before[bucket]; }
   void issue_due();
   void issue_bucket();
-  void issue(const Tensor& tensor, std::int64_t slot, const std::string& what);
+  void issue(const Tensor& tensor, std::int64_t slot, std::int64_t planned, const std::string& what);
   void write_used();
 
   Communicator* communicator_;

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <thread>
 
+#include "dist/control.h"
 #include "runtime/error.h"
 
 namespace detr::dist {
@@ -81,6 +82,15 @@ void Communicator::watch(const std::function<bool()>& passed, Clock::time_point 
     std::this_thread::sleep_for(kNap);
   }
   update_record();
+}
+
+void Communicator::barrier_over(Control& control, Milliseconds timeout, const std::string& phase) {
+  try {
+    static_cast<void>(control.all_gather("", phase, Clock::now() + timeout));
+  } catch (const CommError& error) {
+    abort(error.what());
+    throw;
+  }
 }
 
 std::unique_ptr<Communicator> single_communicator() { return std::make_unique<Single>(); }

@@ -10,6 +10,8 @@
 
 namespace detr::dist {
 
+class Control;
+
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
@@ -74,6 +76,8 @@ class Communicator {
   virtual FlightRecord& record() { return *record_; }
 
  protected:
+  /// The barrier of engines whose ranks have control connections.
+  void barrier_over(Control& control, Milliseconds timeout, const std::string& phase);
   /// Enters in the record what has ended, where nothing else does; watch() calls it now and then, and before it returns.
   virtual void update_record() noexcept {}
 

@@ -40,6 +40,7 @@ struct Control::State {
   void push(Frame::Kind kind, const std::string& bytes);
   bool last_word(std::unique_lock<std::mutex>& lock, Frame::Kind kind, const std::string& bytes);
   Reply exchange(bool to_root, std::string_view bytes, const std::string& phase, Clock::time_point deadline, Line line);
+  std::int64_t read_place(std::array<char, 64>& phase) const noexcept;
   std::string place() const;
   void move() noexcept;
 
@@ -65,10 +66,15 @@ struct Control::State {
   std::atomic<bool> stop{false}, wish{false};
   std::atomic<std::uint64_t> progress{0};
   std::atomic<Clock::duration::rep> moved{Clock::now().time_since_epoch().count()};
-  mutable std::mutex place_mutex;   // of the three below; held for a copy
-  std::array<char, 64> phase{"start"};
-  std::int64_t step = -1;
+  mutable std::mutex place_mutex;   // of what is below; held for a copy
   Waits waits = Waits::nobody;
+  // enter() writes the one that is not current, so that a handler of signals, which must not lock, reads a whole one.
+  struct Spot {
+    std::atomic<std::int64_t> step{-1};
+    std::array<std::atomic<char>, 64> phase{'s', 't', 'a', 'r', 't'};   // ends with a zero
+  };
+  std::array<Spot, 2> spots;
+  std::atomic<std::size_t> current{0};
 };
 
 void Control::State::move() noexcept {
@@ -76,8 +82,17 @@ void Control::State::move() noexcept {
   progress.fetch_add(1, std::memory_order_relaxed);
 }
 
+std::int64_t Control::State::read_place(std::array<char, 64>& phase) const noexcept {
+  const Spot& spot = spots[current.load(std::memory_order_acquire)];
+  for (std::size_t i = 0; i < phase.size(); ++i) phase[i] = spot.phase[i].load(std::memory_order_relaxed);
+  phase.back() = '\0';
+  return spot.step.load(std::memory_order_relaxed);
+}
+
 std::string Control::State::place() const {
   const std::lock_guard lock(place_mutex);
+  std::array<char, 64> phase{};
+  const std::int64_t step = read_place(phase);
   return place_text(step, phase.data());
 }
 
@@ -148,7 +163,8 @@ bool Control::State::beat() {
   beat.age = std::chrono::duration_cast<Milliseconds>(Clock::now() - last).count();
   {
     const std::lock_guard place_lock(place_mutex);
-    beat.step = step;
+    std::array<char, 64> phase{};
+    beat.step = read_place(phase);
     beat.phase = phase.data();
     beat.waiting = waits == Waits::peers || (waits == Waits::loader && calls[1].waiting);
   }
@@ -301,14 +317,19 @@ void Control::reopen(Line line) noexcept {
 void Control::enter(std::string_view phase, std::int64_t step, Waits waits) noexcept {
   {
     const std::lock_guard lock(state_->place_mutex);
-    const std::size_t length = std::min(phase.size(), state_->phase.size() - 1);
-    std::copy_n(phase.data(), length, state_->phase.data());
-    state_->phase[length] = '\0';
-    state_->step = step;
     state_->waits = waits;
+    const std::size_t next = 1 - state_->current.load(std::memory_order_relaxed);
+    State::Spot& spot = state_->spots[next];
+    spot.step.store(step, std::memory_order_relaxed);
+    const std::size_t length = std::min(phase.size(), spot.phase.size() - 1);
+    for (std::size_t i = 0; i < length; ++i) spot.phase[i].store(phase[i], std::memory_order_relaxed);
+    spot.phase[length].store('\0', std::memory_order_relaxed);
+    state_->current.store(next, std::memory_order_release);
   }
   state_->move();
 }
+
+std::int64_t Control::place(std::array<char, 64>& phase) const noexcept { return state_->read_place(phase); }
 
 void Control::tick() noexcept { state_->move(); }
 

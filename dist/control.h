@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -74,6 +75,8 @@ class Control {
   /// What the training thread does from here on, for messages and for the stall rule; counts as progress. Cheap: no system call, no allocation.
   /// step: -1 outside of steps. phase: the first 63 bytes count.
   void enter(std::string_view phase, std::int64_t step, Waits waits = Waits::nobody) noexcept;
+  /// The step that enter() was told last, and its phase, which ends with a zero. Takes no lock: for a handler of signals, on any thread.
+  std::int64_t place(std::array<char, 64>& phase) const noexcept;
   /// Progress inside a phase: a counter. Not to be called by a thread that only waits.
   void tick() noexcept;
 

@@ -219,12 +219,7 @@ class GlooCommunicator final : public Communicator {
   }
   void barrier(Milliseconds timeout, const std::string& phase) override {
     expect_alive();
-    try {
-      control_->all_gather("", phase, Clock::now() + timeout);
-    } catch (const CommError& error) {
-      abort(error.what());
-      throw;
-    }
+    barrier_over(*control_, timeout, phase);
   }
   void check(const std::string& phase) override {
     expect_alive();

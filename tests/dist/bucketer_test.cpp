@@ -37,7 +37,7 @@ std::vector<std::vector<Result>> run(const Steps& steps, int size, int count) {
       steps.run(bucketer, grads, step, meeting.rank);
       const auto g = grads.span<float>();
       const auto used = bucketer.used().span<double>(), extras = bucketer.extras().span<double>();
-      results[static_cast<std::size_t>(meeting.rank)].push_back({{g.begin(), g.end()}, {used.begin(), used.end()}, {extras.begin(), extras.end()}, bucketer.unused_everywhere()});
+      results[static_cast<std::size_t>(meeting.rank)].push_back({{g.begin(), g.end()}, {used.begin(), used.end()}, {extras.begin(), extras.end()}, test::unused_everywhere(bucketer, cpu())});
     }
     communicator->barrier(Milliseconds(20000), "end");
   });
@@ -159,14 +159,14 @@ TEST_CASE("bucketer: a bucket goes when it is complete and its turn has come", "
   CHECK(recorder.issued[1].phase == "bucket 1 of step 10");
   CHECK(recorder.issued[3].phase == "trailer of step 10");
   CHECK(recorder.lengths == std::vector<std::int64_t>{64, 128, 64, 5});
-  CHECK(bucketer.unused_everywhere() == std::vector<int>{0});
+  CHECK(test::unused_everywhere(bucketer, cpu()) == std::vector<int>{0});
 
   bucketer.begin(11);   // nothing marked: the same plan
   bucketer.mark_used(0);
   bucketer.finish();
   CHECK(recorder.issued.size() == 8);
   CHECK(std::vector<std::int64_t>(recorder.lengths.begin() + 4, recorder.lengths.end()) == std::vector<std::int64_t>{64, 128, 64, 5});
-  CHECK(bucketer.unused_everywhere() == std::vector<int>{1, 2, 3});
+  CHECK(test::unused_everywhere(bucketer, cpu()) == std::vector<int>{1, 2, 3});
 }
 
 TEST_CASE("bucketer: a bucket that is ready early waits for the exchanges that go before it", "[cpu]") {
@@ -211,6 +211,16 @@ TEST_CASE("bucketer: a rehearsed swap sends two buckets in each other's place", 
   bucketer.finish();
   CHECK(recorder.lengths == std::vector<std::int64_t>{128, 64, 64, 4});
   CHECK(recorder.issued[0].phase == "bucket 1 of step 0");
+}
+
+TEST_CASE("bucketer: a bucket of another length than the plan's never comes to the engine", "[cpu]") {
+  Recorder recorder;
+  const Layout layout = three_buckets();
+  Bucketer bucketer(recorder, layout, host_zeros({layout.total}, DType::f32), cpu(), {.slots_before = 2});
+  bucketer.set_fault({.shorten = 1});
+  bucketer.begin(7);
+  expect_throws<CommError>([&] { bucketer.finish(); }, "rank 0: bucket 1 of step 7: slot 3 of the plan has 128 values, and 64 are to be sent");
+  CHECK(recorder.lengths == std::vector<std::int64_t>{64});
 }
 
 TEST_CASE("bucketer: errors of the caller name the parameter", "[cpu]") {

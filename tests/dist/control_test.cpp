@@ -34,6 +34,23 @@ TEST_CASE("control: every rank gets every rank's bytes", "[cpu]") {
   }
 }
 
+TEST_CASE("control: where a rank is can be read without a lock", "[cpu]") {
+  Job job(1);
+  Control& control = job.rank(0);
+  const auto place = [&] {
+    std::array<char, 64> phase{};
+    const std::int64_t step = control.place(phase);
+    return concat(step, " ", phase.data());
+  };
+  CHECK(place() == "-1 start");
+  control.enter("a long phase", 12);
+  CHECK(place() == "12 a long phase");
+  control.enter("load", 13);
+  CHECK(place() == "13 load");
+  control.enter(std::string(100, 'x'), 14);
+  CHECK(place() == "14 " + std::string(63, 'x'));
+}
+
 TEST_CASE("control: only rank 0 gets what is gathered to the root", "[cpu]") {
   Job job(3);
   std::vector<std::vector<std::string>> got(3);

@@ -57,6 +57,15 @@ void Steps::run(Bucketer& bucketer, const Tensor& grads, std::int64_t step, int 
   bucketer.finish();
 }
 
+std::vector<int> unused_everywhere(const Bucketer& bucketer, const Stream& stream) {
+  const Tensor counts = stream.to_host(bucketer.used());
+  std::vector<int> unused;
+  for (std::size_t i = 0; i < bucketer.layout().parameters.size(); ++i) {
+    if (counts.span<double>()[i] == 0.0) unused.push_back(static_cast<int>(i));
+  }
+  return unused;
+}
+
 Tensor values(DType dtype, std::int64_t count, int rank, bool integers) {
   std::mt19937 draw(static_cast<unsigned>(17 * rank + 3));
   Tensor out = host_zeros({count}, dtype);

@@ -23,6 +23,9 @@ struct Steps {
   void run(Bucketer& bucketer, const Tensor& grads, std::int64_t step, int rank, const std::function<void(std::size_t)>& before = [](std::size_t) {}) const;
 };
 
+/// The parameters that no rank used in the step that was finished last. Waits for the stream.
+std::vector<int> unused_everywhere(const Bucketer& bucketer, const Stream& stream);
+
 /// Values of one rank: small integers (their sums are exact in every dtype) or draws from [-1, 1). u8: integers alone.
 Tensor values(DType dtype, std::int64_t count, int rank, bool integers);
 

@@ -7,6 +7,7 @@
 #include "dist/bucketer.h"
 #include "runtime/gpus.h"
 #include "tests/dist/ranks.h"
+#include "tests/dist/steps.h"
 #include "tests/gpu.h"
 
 namespace detr::dist {
@@ -110,7 +111,7 @@ TEST_CASE("nccl: a bucketer's step, eager and captured, with a parameter missing
       count += extras.data<double>()[0] != 2.0 * c.size() ? 1 : 0;
       const auto u = used.span<double>();
       count += u[0] != 1.0 || u[1] != 0.0 || u[2] != c.size() ? 1 : 0;
-      count += bucketer.unused_everywhere() != std::vector<int>{1} ? 1 : 0;
+      count += test::unused_everywhere(bucketer, stream) != std::vector<int>{1} ? 1 : 0;
     };
     step(0);
     check();
