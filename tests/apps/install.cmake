@@ -1,0 +1,37 @@
+# Installs the build folder BUILD into the folder WORK, moves what was made, and runs the binary from there with an empty environment.
+cmake_minimum_required(VERSION 3.25)
+file(REMOVE_RECURSE ${WORK})
+
+function(run expected)
+  execute_process(COMMAND env -i ${ARGN} WORKING_DIRECTORY / RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  if(NOT result EQUAL 0 OR NOT output MATCHES "${expected}")
+    message(FATAL_ERROR "${ARGN}: exit code ${result}, wanted 0 and '${expected}' in\n${output}${errors}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/made OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+file(RENAME ${WORK}/made ${WORK}/moved)
+set(binary ${WORK}/moved/bin/detrtrain)
+# A configuration that this folder alone has, to tell it from that of the source tree.
+file(COPY_FILE ${WORK}/moved/share/detrtrain/configs/rtdetrv2_tiny.json ${WORK}/moved/share/detrtrain/configs/of_this_folder.json)
+run("^detrtrain ${VERSION}" ${binary} --version)
+run("of_this_folder" ${binary} info configs)
+
+# What a plain system lacks comes from the folder. CUDA's libraries are the machine's.
+run("libc.so.6 =>" ldd ${binary})
+string(REGEX MATCHALL "[^\n]+" lines "${output}")
+set(bundled 0)
+foreach(line ${lines})
+  string(REGEX MATCH "([^ \t]+) => ([^ ]+)" unused "${line}")
+  set(name "${CMAKE_MATCH_1}")
+  if(CMAKE_MATCH_2 MATCHES "^${WORK}/moved/bin/[.][.]/lib/")
+    math(EXPR bundled "${bundled} + 1")
+  elseif(name AND NOT name MATCHES "^(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|gcc_s|stdc[+][+]|[a-z]+san|cu[a-z]+|nvrtc|nccl)[.-])")
+    message(FATAL_ERROR "not from the folder: ${line}")
+  endif()
+endforeach()
+if(bundled EQUAL 0)
+  message(FATAL_ERROR "no library comes from the folder:\n${output}")
+endif()
+file(REMOVE_RECURSE ${WORK})
