@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <sstream>
 
 namespace detr::test {
@@ -14,9 +15,15 @@ namespace detr::test {
 namespace fs = std::filesystem;
 
 fs::path shared_folder() {
-  if (const char* set = std::getenv("DETR_SHARED")) return fs::is_directory(set) ? fs::path(set) : fs::path();
-  const fs::path beside = fs::path(DETR_SOURCE_DIR).parent_path() / "shared";
-  return fs::is_directory(beside) ? beside : fs::path();
+  static const fs::path found = [] {
+    const char* set = std::getenv("DETR_SHARED");
+    const fs::path folder = set ? fs::path(set) : fs::path(DETR_SOURCE_DIR).parent_path() / "shared";
+    if (fs::is_directory(folder)) return folder;
+    std::cerr << "no folder " << folder << ": cases on real pictures and on recorded results are skipped; DETR_SHARED names a folder "
+              << "with data/{bccd,coco-tiny,awkward,awkward-images} and golden/\n";
+    return fs::path();
+  }();
+  return found;
 }
 
 fs::path shared_data() {
