@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +15,7 @@
 #include "models/detr/rtdetr.h"
 #include "runtime/error.h"
 #include "runtime/gpus.h"
+#include "runtime/timing.h"
 #include "train/checkpoint.h"
 #include "train/step.h"
 
@@ -29,7 +29,6 @@ struct BenchFlags {
   bool no_graph = false, parts = false;
 };
 
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// Random pictures and boxes; `mean` boxes a picture, each picture between none and twice as many.
 data::Batch random_batch(const models::DecoderConfig& config, std::int64_t n, const PictureSize& size, double mean, std::uint64_t seed) {
@@ -67,15 +66,6 @@ data::Batch random_batch(const models::DecoderConfig& config, std::int64_t n, co
   batch.denoising = data::make_denoising(batch.targets, options, data::keyed_draws(keys, config.num_classes),
                                          data::denoising_capacity(config.num_denoising, static_cast<std::int64_t>(largest)));
   return batch;
-}
-
-struct Percentiles {
-  double median = 0, low = 0, high = 0;
-};
-Percentiles percentiles(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const auto at = [&](double share) { return values[static_cast<std::size_t>(std::lround(share * static_cast<double>(values.size() - 1)))]; };
-  return {at(0.5), at(0.1), at(0.9)};
 }
 
 /// What a step is made of: model, state and the step itself.
@@ -153,12 +143,12 @@ Outcome bench_step(const BenchFlags& flags, const CommonOptions& common) {
                                                 stream.allocator().bytes_cached()) / (1 << 30);
     const Graph graph = work.step.graph();
     outcome.json = {{"config", tree.name()}, {"device", concat(stream.device())}, {"dtype", name_of(work.store.compute_dtype())}, {"batch_size", flags.batch_size}, {"imgsz", flags.imgsz},
-                    {"graph", graph.defined()}, {"ms", step.median}, {"p10", step.low}, {"p90", step.high}, {"images_per_s", rate}, {"build_s", built - begin}, {"first_step_s", first - built},
+                    {"graph", graph.defined()}, {"ms", step.median}, {"p10", step.p10}, {"p90", step.p90}, {"images_per_s", rate}, {"build_s", built - begin}, {"first_step_s", first - built},
                     {"peak_gib", peak}, {"reserved_gib", reserved}, {"kernels", graph.defined() ? graph.kernels() : 0}, {"nodes", graph.defined() ? graph.nodes() : 0}, {"loss", number(result.loss)},
                     {"applied", result.applied}};
     if (!common.json) {
-      print_line(fmt::format("step    {:.2f} ms (p10 {:.2f}, p90 {:.2f})  {:.1f} img/s   {} batch {} at {}, {}, {}{}", step.median, step.low, step.high, rate, tree.name(), flags.batch_size, flags.imgsz,
-                             name_of(work.store.compute_dtype()), concat(stream.device()), graph.defined() ? ", graph" : ""));
+      print_line(fmt::format("step    {:.2f} ms (p10 {:.2f}, p90 {:.2f})  {:.1f} img/s   {} batch {} at {}, {}, {}{}", step.median, step.p10, step.p90, rate, tree.name(),
+                             flags.batch_size, flags.imgsz, name_of(work.store.compute_dtype()), concat(stream.device()), graph.defined() ? ", graph" : ""));
       print_line(fmt::format("start   {:.2f} s to model and state, first step {:.2f} s", built - begin, first - built));
       print_line(fmt::format("memory  peak {:.2f} GiB, reserved {:.2f} GiB", peak, reserved));
       if (graph.defined()) print_line(fmt::format("graph   {} kernels, {} nodes", graph.kernels(), graph.nodes()));

@@ -9,6 +9,7 @@
 #include "data/draw.h"
 #include "data/fix.h"
 #include "runtime/error.h"
+#include "runtime/files.h"
 
 namespace detr::apps {
 namespace {
@@ -21,10 +22,6 @@ struct CheckFlags {
   bool duplicates = false, stats = false;
   std::int64_t max_report = 10;
 };
-
-const char* severity_name(data::Finding::Severity severity) {
-  return severity == data::Finding::Severity::error ? "error" : severity == data::Finding::Severity::warning ? "warning" : "note";
-}
 
 std::int64_t decode_count(const std::string& text) {
   if (text == "all") return -1;
@@ -85,7 +82,8 @@ std::vector<data::CheckOptions::Split> splits_of(const CheckFlags& flags, const 
 nlohmann::json stats_json(const data::CheckReport::Split& split) {
   const data::DataStats& s = split.stats;
   nlohmann::json classes = nlohmann::json::array();
-  for (std::size_t i = 0; i < split.categories.size(); ++i) classes.push_back({{"id", split.categories[i].id}, {"name", split.categories[i].name}, {"boxes", i < s.per_class.size() ? s.per_class[i] : 0}});
+  for (std::size_t i = 0; i < split.categories.size(); ++i)
+    classes.push_back({{"id", split.categories[i].id}, {"name", split.categories[i].name}, {"boxes", i < s.per_class.size() ? s.per_class[i] : 0}});
   return {{"split", split.name}, {"readable", split.readable}, {"images", s.images}, {"background", s.background}, {"boxes", s.boxes}, {"crowd", s.crowd}, {"trainable", s.trainable},
           {"small", s.small}, {"medium", s.medium}, {"large", s.large}, {"most_per_image", s.most_per_image}, {"p99_per_image", s.p99_per_image},
           {"exif_turned", split.exif_turned}, {"exif_as_stored", split.exif_as_stored}, {"exif_ambiguous", split.exif_ambiguous}, {"classes", classes}};
@@ -94,10 +92,13 @@ nlohmann::json stats_json(const data::CheckReport::Split& split) {
 void print_stats(const data::CheckReport::Split& split, bool all) {
   const data::DataStats& s = split.stats;
   if (!split.readable) return;
-  print_line(fmt::format("{}: {} images, {} boxes to train on, {} background, {} crowd; most in one image {}, p99 {}", split.name, s.images, s.trainable, s.background, s.crowd, s.most_per_image, s.p99_per_image));
+  print_line(fmt::format("{}: {} images, {} boxes to train on, {} background, {} crowd; most in one image {}, p99 {}",
+                     split.name, s.images, s.trainable, s.background, s.crowd, s.most_per_image, s.p99_per_image));
   if (!all) return;
-  print_line(fmt::format("  sizes: {} small, {} medium, {} large; EXIF: {} turned, {} as stored, {} ambiguous", s.small, s.medium, s.large, split.exif_turned, split.exif_as_stored, split.exif_ambiguous));
-  for (std::size_t i = 0; i < split.categories.size() && i < s.per_class.size(); ++i) print_line(escaped(fmt::format("  class {} {}: {} boxes", split.categories[i].id, split.categories[i].name, s.per_class[i])));
+  print_line(fmt::format("  sizes: {} small, {} medium, {} large; EXIF: {} turned, {} as stored, {} ambiguous",
+                     s.small, s.medium, s.large, split.exif_turned, split.exif_as_stored, split.exif_ambiguous));
+  for (std::size_t i = 0; i < split.categories.size() && i < s.per_class.size(); ++i)
+    print_line(escaped(fmt::format("  class {} {}: {} boxes", split.categories[i].id, split.categories[i].name, s.per_class[i])));
 }
 
 /// Eight pictures of each split, spread over it, with their true boxes.
@@ -138,7 +139,7 @@ Outcome run_check(const CheckFlags& flags, const CommonOptions& common) {
   Outcome outcome;
   outcome.json["findings"] = nlohmann::json::array();
   outcome.json["stats"] = nlohmann::json::array();
-  for (const data::Finding& f : report.findings.all()) outcome.json["findings"].push_back({{"kind", f.kind}, {"severity", severity_name(f.severity)}, {"count", f.count}, {"items", f.items}});
+  for (const data::Finding& f : report.findings.all()) outcome.json["findings"].push_back({{"kind", f.kind}, {"severity", data::name_of(f.severity)}, {"count", f.count}, {"items", f.items}});
   for (const data::CheckReport::Split& split : report.splits) outcome.json["stats"].push_back(stats_json(split));
   if (!common.json) {
     for (const std::string& line : finding_lines(report.findings)) print_line(line);

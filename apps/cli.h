@@ -111,9 +111,6 @@ void print_line(const std::string& line);
 /// Text with control characters escaped, for names that come from data.
 std::string escaped(const std::string& text);
 
-/// Makes a folder, with those above it, where it is not there. Throws StorageError.
-void make_folder(const std::filesystem::path& folder);
-
 /// A number for JSON, which has no NaN: null then.
 nlohmann::json number(double value);
 

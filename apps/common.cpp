@@ -33,12 +33,6 @@ std::string escaped(const std::string& text) { return escape_control(text); }
 
 nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }
 
-void make_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw StorageError(folder.string(), ": cannot be made: ", error.message());
-}
-
 void print_line(const std::string& line) {
   std::cout << line << '\n' << std::flush;
   if (!std::cout) throw StorageError("stdout: cannot be written");
@@ -124,7 +118,7 @@ PictureSize parse_size(const std::string& flag, const std::string& text) {
 Stream open_stream(const CommonOptions& common, std::int64_t failing_allocation) {
   static const std::regex known("auto|cpu|cuda(:[0-9]{1,3})?");
   if (!std::regex_match(common.device, known)) throw ConfigError("--device ", common.device, ": wanted cpu, cuda or cuda:0");
-  if (common.device == "cpu" || (common.device == "auto" && list_gpus().empty())) 
+  if (common.device == "cpu" || (common.device == "auto" && list_gpus().empty()))
     return Stream::cpu(common.threads, failing_allocation > 0 ? std::make_shared<EndingMemory>(failing_allocation) : host_memory());
   const std::size_t colon = common.device.find(':');
   return Stream::cuda(colon == std::string::npos ? 0 : std::stoi(common.device.substr(colon + 1)), common.threads);
@@ -166,11 +160,10 @@ void print_findings(const data::Findings& findings, bool quiet) {
 std::vector<std::string> finding_lines(const data::Findings& findings) {
   std::vector<std::string> lines;
   for (const data::Finding& finding : findings.all()) {
-    const char* severity = finding.severity == data::Finding::Severity::error ? "error" : finding.severity == data::Finding::Severity::warning ? "warning" : "note";
     std::string items;
     for (const std::string& item : finding.items) items += (items.empty() ? "" : "; ") + item;
     if (finding.count > static_cast<std::int64_t>(finding.items.size())) items += "; ...";
-    lines.push_back(escaped(fmt::format("{}: {} ({}): {}", severity, finding.kind, finding.count, items)));
+    lines.push_back(escaped(fmt::format("{}: {} ({}): {}", data::name_of(finding.severity), finding.kind, finding.count, items)));
   }
   return lines;
 }

@@ -6,25 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "runtime/text.h"
+#include "runtime/timing.h"
 
 namespace detr::apps {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 std::string timestamp() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
-
-double term(const train::NamedValues& terms, const std::string& name) {
-  for (const auto& [key, value] : terms) {
-    if (key == name) return value;
-  }
-  return 0;
-}
 
 std::size_t terminal_width() {
   winsize size{};
@@ -35,14 +26,14 @@ std::string bar_text(const train::StepRecord& r) {
   constexpr int kCells = 16;
   const auto filled = static_cast<std::size_t>(r.epoch_step * kCells / std::max<std::int64_t>(r.steps_per_epoch, 1));
   return fmt::format("epoch {}/{} [{}{}] {}/{}  loss {:.2f} (vfl {:.2f} l1 {:.2f} giou {:.2f})  {:.1f} img/s  data {:.0f}%  {:.1f} GiB  eta {}", r.epoch, r.epochs,
-                     std::string(filled, '#'), std::string(kCells - filled, '-'), r.epoch_step, r.steps_per_epoch, r.loss, term(r.terms, "loss_vfl"), term(r.terms, "loss_bbox"),
-                     term(r.terms, "loss_giou"), r.images_per_s, r.seconds > 0 ? 100 * r.data_wait_s / r.seconds : 0, static_cast<double>(r.rss_bytes) / kGiB, duration_text(r.eta_s));
+                     std::string(filled, '#'), std::string(kCells - filled, '-'), r.epoch_step, r.steps_per_epoch, r.loss, train::term(r.terms, "loss_vfl"), train::term(r.terms, "loss_bbox"),
+                     train::term(r.terms, "loss_giou"), r.images_per_s, r.seconds > 0 ? 100 * r.data_wait_s / r.seconds : 0, static_cast<double>(r.rss_bytes) / kGiB, duration_text(r.eta_s));
 }
 
 std::string line_text(const train::StepRecord& r) {
-  return fmt::format("step {} epoch {} {}/{} loss {:.4f} vfl {:.4f} bbox {:.4f} giou {:.4f} lr {:.2e} grad {:.3g} img/s {:.1f} data {:.3f} mem {:.2f}GiB rss {:.2f}GiB skipped {} eta {}", r.step, r.epoch,
-                     r.epoch_step, r.steps_per_epoch, r.loss, term(r.terms, "loss_vfl"), term(r.terms, "loss_bbox"), term(r.terms, "loss_giou"), r.group_lr.empty() ? 0 : r.group_lr.back(), r.grad_norm,
-                     r.images_per_s, r.data_wait_s, static_cast<double>(r.memory_bytes) / kGiB, static_cast<double>(r.rss_bytes) / kGiB, r.skipped, duration_text(r.eta_s));
+  return fmt::format("step {} epoch {} {}/{} loss {:.4f} vfl {:.4f} bbox {:.4f} giou {:.4f} lr {:.2e} grad {:.3g} img/s {:.1f} data {:.3f} mem {:.2f}GiB rss {:.2f}GiB skipped {} eta {}",
+                     r.step, r.epoch, r.epoch_step, r.steps_per_epoch, r.loss, train::term(r.terms, "loss_vfl"), train::term(r.terms, "loss_bbox"), train::term(r.terms, "loss_giou"),
+                     r.group_lr.empty() ? 0 : r.group_lr.back(), r.grad_norm, r.images_per_s, r.data_wait_s, static_cast<double>(r.memory_bytes) / kGiB, static_cast<double>(r.rss_bytes) / kGiB, r.skipped, duration_text(r.eta_s));
 }
 
 std::string epoch_text(const train::EpochRecord& r) {
@@ -61,7 +52,8 @@ void put(const std::string& text) { static_cast<void>(std::fwrite(text.data(), 1
 }  // namespace
 
 Progress::Progress(const std::filesystem::path& folder, const CommonOptions& common, std::int64_t print_every)
-    : style_(common.quiet ? Style::quiet : common.log_style == "lines" ? Style::lines : common.log_style == "classic" ? Style::classic : common.log_style == "bar" || ::isatty(STDERR_FILENO) ? Style::bar : Style::lines),
+    : style_(common.quiet ? Style::quiet : common.log_style == "lines" ? Style::lines : common.log_style == "classic" ? Style::classic
+             : common.log_style == "bar" || ::isatty(STDERR_FILENO) ? Style::bar : Style::lines),
       print_every_(std::max<std::int64_t>(print_every, 1)),
       log_(folder / "train.log", std::ios::app),
       metrics_(folder),

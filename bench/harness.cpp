@@ -1,7 +1,5 @@
 #include "bench/harness.h"
 
-#include <chrono>
-
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
 
@@ -13,8 +11,6 @@ constexpr std::int64_t kCopies = 32;
 constexpr int kWarmups = 5;
 constexpr double kWarmupSeconds = 0.2;
 constexpr int kYardstickRuns = 10;
-
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// Median milliseconds of calls that are long enough to be launched one by one.
 double median_ms(const Stream& stream, const std::function<void()>& enqueue) {

@@ -19,13 +19,6 @@ double tflop_s(const Record& r) { return 2 * r.c.cost.mac / r.cold.median * 1e-9
 
 }  // namespace
 
-Percentiles percentiles(std::vector<double> values) {
-  DETR_CHECK(!values.empty(), "percentiles: there must be at least one value");
-  std::sort(values.begin(), values.end());
-  const auto at = [&](double share) { return values[static_cast<std::size_t>(std::lround(share * static_cast<double>(values.size() - 1)))]; };
-  return {at(0.5), at(0.1), at(0.9)};
-}
-
 double drift(const Yardstick& before, const Yardstick& after) {
   return std::max(std::abs(after.copy_gb_s / before.copy_gb_s - 1), std::abs(after.gemm_tflop_s / before.gemm_tflop_s - 1));
 }
@@ -38,7 +31,8 @@ std::string table_head() {
 std::string table_line(const Record& r) {
   if (r.cold.median <= 0) return fmt::format("{:<30} {:<40} {:<5} FAIL: {}", r.c.op, shape_text(r.c), detr::name_of(r.c.dtype), r.check.fault);
   const auto peer = best_peer(r.c);
-  const std::string peer_columns = peer ? fmt::format("{:<30} {:>8.3f} {:>7.2f}", fmt::format("{} ({})", peer->name, peer->kind), peer->ms, peer->ms / r.cold.median) : fmt::format("{:<30} {:>8} {:>7}", "-", "-", "-");
+  const std::string peer_columns = peer ? fmt::format("{:<30} {:>8.3f} {:>7.2f}", fmt::format("{} ({})", peer->name, peer->kind), peer->ms, peer->ms / r.cold.median)
+                                   : fmt::format("{:<30} {:>8} {:>7}", "-", "-", "-");
   const std::string flops = r.c.cost.mac > 0 ? fmt::format("{:.1f}", tflop_s(r)) : "-";
   return fmt::format("{:<30} {:<40} {:<5} {:>9.4f} {:>9.4f} {:>9.4f} {:>9.4f} {:>7.0f} {:>8} {:>9.4f} {:>8.1f}  {}  {}", r.c.op, shape_text(r.c), detr::name_of(r.c.dtype), r.cold.median, r.cold.p10,
                      r.cold.p90, r.warm_ms, gb_s(r), flops, r.c.cost.floor_ms, 100 * r.c.cost.floor_ms / r.cold.median, peer_columns,

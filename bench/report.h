@@ -5,14 +5,9 @@
 #include "bench/case.h"
 #include "bench/check.h"
 #include "bench/machine.h"
+#include "runtime/timing.h"
 
 namespace detr::bench {
-
-struct Percentiles {
-  double median = 0, p10 = 0, p90 = 0;
-};
-/// Of at least one value.
-Percentiles percentiles(std::vector<double> values);
 
 /// What a machine reaches, as a yardstick for the run.
 struct Yardstick {

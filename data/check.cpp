@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "data/pictures.h"
 #include "data/text.h"
 #include "runtime/error.h"
+#include "runtime/safetensors.h"
 
 namespace detr::data {
 namespace fs = std::filesystem;
@@ -21,18 +23,17 @@ using Severity = Finding::Severity;
 
 constexpr double kSmallPx2 = 32 * 32, kMediumPx2 = 96 * 96;
 
-/// Size and FNV-1a hash of a file's bytes: equal for equal files, and 64 bits of hash beside the size make a chance meeting
+/// Size and hash of a file's bytes: equal for equal files, and 64 bits of hash beside the size make a chance meeting
 /// of different pictures negligible.
 using Fingerprint = std::pair<std::int64_t, std::uint64_t>;
 
 std::optional<Fingerprint> fingerprint(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::vector<char> buffer(1 << 16);
-  Fingerprint print{0, 0xcbf29ce484222325U};
+  Fingerprint print{0, 0};
   while (in) {
     in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    for (std::streamsize i = 0; i < in.gcount(); ++i)
-      print.second = (print.second ^ static_cast<unsigned char>(buffer[static_cast<std::size_t>(i)])) * 0x100000001b3U;
+    print.second = hash_bytes(std::as_bytes(std::span(buffer.data(), static_cast<std::size_t>(in.gcount()))), print.second);
     print.first += in.gcount();
   }
   return in.eof() ? std::optional(print) : std::nullopt;

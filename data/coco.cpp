@@ -152,6 +152,8 @@ void take_annotations(const std::vector<RawAnnotation>& raw, CocoData& data, Fin
 
 }  // namespace
 
+const char* name_of(Severity severity) { return severity == Severity::error ? "error" : severity == Severity::warning ? "warning" : "note"; }
+
 void Findings::add(const std::string& kind, Finding::Severity severity, const std::string& item) {
   auto found = std::find_if(findings_.begin(), findings_.end(), [&](const Finding& f) { return f.kind == kind; });
   if (found == findings_.end()) found = findings_.insert(findings_.end(), Finding{kind, severity, 0, {}});

@@ -53,6 +53,9 @@ struct Finding {
   std::vector<std::string> items;   ///< at most `max_items` places, such as "annotation 17 (image 3): width 0"
 };
 
+/// "note", "warning" or "error".
+const char* name_of(Finding::Severity severity);
+
 /// Findings by kind, in order of first appearance. Items hold no line breaks and no unescaped text of the data set.
 class Findings {
  public:

@@ -11,6 +11,7 @@
 #include "data/synth_faults.h"
 #include "data/text.h"
 #include "runtime/error.h"
+#include "runtime/files.h"
 #include "runtime/random.h"
 #include "runtime/thread_pool.h"
 
@@ -223,12 +224,6 @@ void write(const fs::path& file, const std::string& text) {
   out << text;
   out.close();
   if (!out) throw StorageError(printable(file), ": cannot be written");
-}
-
-void make_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw StorageError(printable(folder), ": cannot be made: ", error.message());
 }
 
 /// The options are what a user typed, so faults are ConfigError.

@@ -10,6 +10,7 @@
 #include <regex>
 
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace detr {
 
@@ -119,6 +120,12 @@ void replace_file(const fs::path& file, std::size_t bytes, const fs::path& previ
   if (::rename(temporary.path().c_str(), file.c_str()) != 0) fail(file, "cannot be renamed into place", errno);
   temporary.keep();
   sync_folder(folder);
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw StorageError(escape_control(folder.string()), ": cannot be made: ", error.message());
 }
 
 void remove_stale_temporaries(const fs::path& folder) {

@@ -33,6 +33,9 @@ void replace_file(const std::filesystem::path& file, std::size_t bytes, const st
 /// The same for a text or a block of bytes held in memory.
 void replace_file(const std::filesystem::path& file, std::string_view content);
 
+/// Makes a folder, with those above it, where it is not there. Throws StorageError.
+void make_folder(const std::filesystem::path& folder);
+
 /// Removes temporary files that replace_file left in a folder when its process was killed: those whose process is gone.
 void remove_stale_temporaries(const std::filesystem::path& folder);
 

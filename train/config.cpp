@@ -32,8 +32,6 @@ struct Builtin {
 constexpr Builtin kBuiltin[] = {{"r18", "rtdetrv2_r18vd.json"}, {"r34", "rtdetrv2_r34vd.json"},   {"r50m", "rtdetrv2_r50vd_m.json"},
                                 {"r50", "rtdetrv2_r50vd.json"}, {"r101", "rtdetrv2_r101vd.json"}, {"tiny", "rtdetrv2_tiny.json"}};
 
-std::string join(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
-
 std::vector<std::string> split(const std::string& path) {
   std::vector<std::string> names(1);
   for (const char c : path) {

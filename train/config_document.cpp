@@ -58,8 +58,6 @@ class CountingIterator {
   Position* position_;
 };
 
-std::string join(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
-
 /// Builds the document from the parser's events, with the checks that nlohmann's own tree builder does not make.
 class Builder : public nlohmann::json_sax<Json> {
  public:

@@ -9,6 +9,9 @@
 // Text to JSON: files with their includes, and values of the command line. Private to train/config*.
 namespace detr::train {
 
+/// "optimizer.lr" of a path and a key under it; an empty path is the root.
+inline std::string join(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+
 /// A JSON text, before anyone asks whether its keys are known.
 struct ConfigDocument {
   schema::Json root;

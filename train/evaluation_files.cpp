@@ -78,9 +78,8 @@ std::string curves_csv(const data::EvalResult& result) {
 }  // namespace
 
 void write_evaluation_files(const fs::path& folder, const EvaluatedState& state, const data::EvalResult& result, std::span<const data::Detection> detections) {
+  make_folder(folder);
   std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw StorageError(data::printable(folder), ": cannot be made: ", error.message());
   const fs::path predictions = folder / "predictions.json", unfinished = folder / ".predictions.json.unfinished";
   try {
     data::write_detections(unfinished, detections);

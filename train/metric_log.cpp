@@ -18,13 +18,6 @@ constexpr const char* kEpochHeader = "epoch,step,loss,AP,AP50,AP75,AP_small,AP_m
 
 ordered_json finite(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); }
 
-double term(const NamedValues& terms, const std::string& name) {
-  for (const auto& [key, value] : terms) {
-    if (key == name) return value;
-  }
-  return 0;
-}
-
 std::string text_of(const fs::path& file) {
   std::ostringstream text;
   text << std::ifstream(file, std::ios::binary).rdbuf();
@@ -108,7 +101,8 @@ void MetricLog::epoch(const EpochRecord& r) {
 
   std::ofstream metrics = open_append(folder_ / "metrics.csv", kEpochHeader);
   metrics << r.epoch << ',' << r.step << ',' << r.loss;
-  if (r.evaluation) metrics << ',' << r.evaluation->AP << ',' << r.evaluation->AP50 << ',' << r.evaluation->AP75 << ',' << r.evaluation->AP_small << ',' << r.evaluation->AP_medium << ',' << r.evaluation->AP_large;
+  if (r.evaluation) metrics << ',' << r.evaluation->AP << ',' << r.evaluation->AP50 << ',' << r.evaluation->AP75 << ','
+                              << r.evaluation->AP_small << ',' << r.evaluation->AP_medium << ',' << r.evaluation->AP_large;
   else metrics << ",,,,,,";
   metrics << ',';
   if (r.raw_evaluation) metrics << r.raw_evaluation->AP;

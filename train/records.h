@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +11,11 @@
 namespace detr::train {
 
 using NamedValues = std::vector<std::pair<std::string, double>>;
+/// The value of that name, 0 if there is none.
+inline double term(const NamedValues& terms, const std::string& name) {
+  const auto found = std::ranges::find(terms, name, &NamedValues::value_type::first);
+  return found == terms.end() ? 0 : found->second;
+}
 
 /// What is told about one step.
 struct StepRecord {

@@ -5,6 +5,7 @@
 #include <map>
 #include <span>
 
+#include "dist/messages.h"
 #include "runtime/error.h"
 #include "runtime/safetensors.h"
 #include "runtime/text.h"
@@ -20,12 +21,6 @@ dist::Clock::time_point no_deadline() { return dist::Clock::now() + std::chrono:
 template <class T>
 void append(std::string& bytes, const T& value) {
   bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-std::string ranks_text(const std::vector<std::size_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += concat(i ? ", " : "", ranks[i]);
-  return text;
 }
 
 }  // namespace
@@ -76,18 +71,18 @@ void Replicas::share(dist::Communicator& communicator, const Stream& stream, Par
 void Replicas::expect_equal_hash(const std::string& hash, std::int64_t step) {
   if (size() == 1) return;
   const std::vector<std::string> all = from_all(hash, "state hash");
-  std::map<std::string, std::vector<std::size_t>> groups;
-  for (std::size_t r = 0; r < all.size(); ++r) groups[all[r]].push_back(r);
+  std::map<std::string, std::vector<int>> groups;
+  for (std::size_t r = 0; r < all.size(); ++r) groups[all[r]].push_back(static_cast<int>(r));
   if (groups.size() == 1) return;
   std::size_t most = 0;
   for (const auto& [unused, ranks] : groups) most = std::max(most, ranks.size());
-  std::vector<std::size_t> minority;
+  std::vector<int> minority;
   const auto majorities = std::ranges::count_if(groups, [&](const auto& group) { return group.second.size() == most; });
   for (const auto& [unused, ranks] : groups) {
     if (ranks.size() < most || majorities > 1) minority.insert(minority.end(), ranks.begin(), ranks.end());
   }
   std::ranges::sort(minority);
-  throw CommError(ranks_text(minority), minority.size() == 1 ? " differs" : " differ", minority.size() == all.size() ? " from each other" : " from the others",
+  throw CommError(dist::ranks_text(minority), minority.size() == 1 ? " differs" : " differ", minority.size() == all.size() ? " from each other" : " from the others",
                   " in weights, moments or moving average at step ", step, "; a fault of memory or of a library: go on from the last checkpoint");
 }
 

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +10,7 @@
 #include <fstream>
 
 #include "runtime/error.h"
+#include "runtime/timing.h"
 #include "train/evaluate.h"
 
 namespace detr::train {
@@ -39,8 +39,6 @@ void add_terms(NamedValues& sums, const NamedValues& terms) {
 }
 
 }  // namespace
-
-double Trainer::now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void Trainer::note(const std::string& line) const {
   if (replicas_.root()) reporter_.note(line);

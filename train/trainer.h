@@ -80,7 +80,6 @@ class Trainer {
   const SplitData& training() const { return options_.train; }
 
  private:
-  static double now_s();
   void build_loaders();
   /// What the ranks agree on about a step, on the loader's thread.
   data::StepCounts agree(std::int64_t epoch, std::int64_t step, const data::StepCounts& local);

@@ -5,6 +5,7 @@
 
 #include "runtime/error.h"
 #include "runtime/gpus.h"
+#include "runtime/timing.h"
 #include "train/trainer.h"
 
 namespace detr::train {

@@ -74,6 +74,16 @@ TEST_CASE("files: a failed write leaves the old file and no temporary", "[cpu]")
   CHECK(entries(dir.path()) == 2);
 }
 
+TEST_CASE("files: a folder is made with those above it, once or again", "[cpu]") {
+  const TempDir dir;
+  for (int i = 0; i < 2; ++i) {
+    make_folder(dir / "a" / "b");
+    CHECK(fs::is_directory(dir / "a" / "b"));
+  }
+  write_text(dir / "file", "x");
+  expect_throws<StorageError>([&] { make_folder(dir / "file" / "b\n"); }, "/file/b\\n: cannot be made: Not a directory");
+}
+
 TEST_CASE("files: a folder that is not there", "[cpu]") {
   const TempDir dir;
   expect_throws<StorageError>([&] { replace_file(dir / "none" / "a.txt", "text"); }, "a.txt: cannot be created: No such file or directory");
