@@ -68,7 +68,8 @@ Outcome info_checkpoint(const std::string& file, const CommonOptions& common) {
                        {"best_epoch", info.state.best_epoch}, {"ema_updates", info.ema_updates}, {"complete", complete}, {"written_by", info.version}, {"scored", info.scored}});
   if (common.json) return outcome;
   print_line(escaped(fmt::format("{}: written by {}", file, info.version)));
-  print_line(fmt::format("step {}, epoch {}, seed {}, {}; {} tensors, all hashes fit; {}", info.state.step, info.state.epoch, info.state.seed, info.state.finished ? "finished" : "not finished", tensors.names().size(),
+  print_line(fmt::format("step {}, epoch {}, seed {}, {}; {} tensors, all hashes fit; {}", info.state.step, info.state.epoch, info.state.seed,
+                     info.state.finished ? "finished" : "not finished", tensors.names().size(),
                          complete ? "complete state (-r)" : "weights alone (-t)"));
   if (info.state.best_epoch >= 0) print_line(fmt::format("best AP {:.4f} at epoch {} ({} weights)", info.state.best_ap, info.state.best_epoch, info.scored));
   print_line("classes " + escaped(data::class_list(info.classes)));

@@ -35,7 +35,8 @@ Verb add_synth(CLI::App& app, const CommonOptions& common) {
     const data::SynthCounts counts = data::make_synthetic(options);
     Outcome outcome;
     outcome.json = {{"out", flags->out}, {"train", counts.train}, {"val", counts.val}, {"boxes", counts.boxes}, {"crowds", counts.crowds}, {"empty", counts.empty}};
-    if (!common.json) print_line(fmt::format("{}: {} train and {} val pictures, {} boxes, {} crowds, {} pictures without boxes", flags->out, counts.train, counts.val, counts.boxes, counts.crowds, counts.empty));
+    if (!common.json)
+      print_line(fmt::format("{}: {} train and {} val pictures, {} boxes, {} crowds, {} pictures without boxes", flags->out, counts.train, counts.val, counts.boxes, counts.crowds, counts.empty));
     return outcome;
   };
 }

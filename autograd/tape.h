@@ -24,8 +24,8 @@ struct GradientRules {
   unsigned passes = 0;   ///< it is the output's gradient, in the input's shape: where nothing else uses the input, the tape hands it on
 };
 
-/// Nodes in the order in which the ops ran; backward goes through them from the end. Adding contributions is the tape's job,
-/// in tape order; kernels overwrite, but for those of products and convolutions, which add at the cost of a read. Used for one forward and one backward, then cleared.
+/// Nodes in the order in which the ops ran; backward goes through them from the end. Contributions are added in tape order, by the
+/// tape: kernels overwrite, but for those of ops whose rules say that they can add. For one forward and one backward, then cleared.
 class Tape {
  public:
   /// A leaf whose gradient is kept on the tape (tests, inputs of a checked function).

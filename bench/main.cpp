@@ -98,7 +98,8 @@ class Suite {
     if (!harness_) return 0;
     const Yardstick after = harness_->measure_yardstick(nullptr);
     run_.drift = drift(run_.before, after);
-    std::printf("after: copy %.0f GB/s, product %.0f TFLOP/s; drift %.1f %%%s\n", after.copy_gb_s, after.gemm_tflop_s, 100 * run_.drift, run_.drift > kLargestDrift ? ": more than 3 %, this run does not count" : "");
+    std::printf("after: copy %.0f GB/s, product %.0f TFLOP/s; drift %.1f %%%s\n", after.copy_gb_s, after.gemm_tflop_s, 100 * run_.drift,
+                run_.drift > kLargestDrift ? ": more than 3 %, this run does not count" : "");
     if (json_.is_open()) {
       json_.close();
       json_.open(flags_.json, std::ios::trunc);
@@ -132,8 +133,8 @@ class Suite {
     run_.before = harness_->measure_yardstick(&run_.clocks);
     const Machine& m = run_.machine;
     const Clocks& k = run_.clocks;
-    std::printf("%s, driver %s, CUDA %s, cuDNN %s, SM clock %s MHz, power cap %s W, throttled: %s, commit %s\n", m.device.c_str(), k.driver.c_str(), m.cuda.c_str(), m.cudnn.c_str(), k.sm_clock_mhz.c_str(),
-                k.power_cap_w.c_str(), k.throttled.c_str(), run_.commit.c_str());
+    std::printf("%s, driver %s, CUDA %s, cuDNN %s, SM clock %s MHz, power cap %s W, throttled: %s, commit %s\n", m.device.c_str(), k.driver.c_str(), m.cuda.c_str(), m.cudnn.c_str(),
+                k.sm_clock_mhz.c_str(), k.power_cap_w.c_str(), k.throttled.c_str(), run_.commit.c_str());
     std::printf("%s\nbefore: copy %.0f GB/s, product %.0f TFLOP/s\n%s\n", run_.command.c_str(), run_.before.copy_gb_s, run_.before.gemm_tflop_s, table_head().c_str());
   }
 

@@ -93,7 +93,9 @@ class Bucketer {
   BucketerOptions::Fault fault_;
   Tensor grads_, trailer_;
   Stream stream_;
-  std::map<std::vector<double>, Tensor> used_on_device_;   // captured graphs copy from here, so what is in it stays
+  // By pattern. Captured graphs copy from here, so what is in it stays; it is as many as the model has ways through its parameters, such as
+  // with denoising and without.
+  std::map<std::vector<double>, Tensor> used_on_device_;
 
   std::int64_t step_ = -1;
   bool in_step_ = false;

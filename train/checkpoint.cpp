@@ -187,7 +187,8 @@ WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsC
   const auto scored = file.metadata().find("scored");
   const bool ema = choice == WeightsChoice::ema || (choice == WeightsChoice::scored && scored != file.metadata().end() && scored->second == "ema");
   const std::vector<std::string> names = file.names();
-  const bool ours = std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("model.backbone.") || n.starts_with("model.decoder."); }) && file.metadata().contains("checkpoint");
+  const bool ours = std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("model.backbone.") || n.starts_with("model.decoder."); }) &&
+                    file.metadata().contains("checkpoint");
   const std::string prefix = !ours ? "" : ema ? "ema." : "model.";
   WeightsReport report;
   std::int64_t fixed_values = 0, fixed_matched = 0;

@@ -71,8 +71,8 @@ struct WeightsReport {
 enum class WeightsChoice { scored, ema, model };
 
 /// Loads weights by name where the shape fits: from our checkpoints (as `choice` says) or a plain safetensors file with the
-/// reference's names. The rest keeps its values. Throws StorageError if the file
-/// cannot be read, or covers under 95 % of the values not counting class-dependent heads, unless `allow_partial`.
+/// reference's names. The rest keeps its values. Throws StorageError if the file cannot be read or, unless `allow_partial`, if it
+/// covers under 95 % of the values; class-dependent heads do not count.
 WeightsReport load_weights(const std::filesystem::path& file, ParameterStore& store, WeightsChoice choice, bool allow_partial);
 
 /// Loads the backbone alone: names with or without "backbone.", or those of a checkpoint of ours. Throws StorageError if a tensor of

@@ -32,25 +32,6 @@ std::string gib(std::int64_t bytes) {
   return text.str();
 }
 
-}  // namespace
-
-std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t most_boxes, std::int64_t micro_batches) {
-  const auto [height, width] = data::output_size(options.transforms);
-  std::set<std::pair<std::int64_t, std::int64_t>> sizes = {{height, width}}, slots;
-  if (options.scales_stop_epoch > 0) {
-    for (const std::int64_t side : options.scales) sizes.insert({side, side});
-  }
-  for (std::int64_t boxes = 0; boxes <= most_boxes; ++boxes)
-    slots.insert({data::box_capacity(boxes), data::denoising_capacity(options.denoising.num_denoising, boxes)});
-  std::vector<StepKey> keys;
-  for (const auto& [h, w] : sizes) {
-    for (const auto& [box_slots, denoising_slots] : slots) keys.push_back({{options.batch_size / options.ranks / micro_batches, height, width, 3}, h, w, box_slots, denoising_slots});
-  }
-  return keys;
-}
-
-namespace {
-
 /// A run that has taken `reserve` bytes for its steps. unused: beyond the reserve.
 MemoryPlan walk(const MemoryRequest& request, std::int64_t reserve) {
   const Stream stream = Stream::planning(request.device);
@@ -80,6 +61,21 @@ MemoryPlan walk(const MemoryRequest& request, std::int64_t reserve) {
 }
 
 }  // namespace
+
+std::vector<StepKey> keys_of(const data::LoaderOptions& options, std::int64_t most_boxes, std::int64_t micro_batches) {
+  const auto [height, width] = data::output_size(options.transforms);
+  std::set<std::pair<std::int64_t, std::int64_t>> sizes = {{height, width}}, slots;
+  if (options.scales_stop_epoch > 0) {
+    for (const std::int64_t side : options.scales) sizes.insert({side, side});
+  }
+  for (std::int64_t boxes = 0; boxes <= most_boxes; ++boxes)
+    slots.insert({data::box_capacity(boxes), data::denoising_capacity(options.denoising.num_denoising, boxes)});
+  std::vector<StepKey> keys;
+  for (const auto& [h, w] : sizes) {
+    for (const auto& [box_slots, denoising_slots] : slots) keys.push_back({{options.batch_size / options.ranks / micro_batches, height, width, 3}, h, w, box_slots, denoising_slots});
+  }
+  return keys;
+}
 
 CollectivePlan plan_collectives(const MemoryRequest& request) {
   DETR_CHECK(!request.keys.empty(), "collectives: no step to plan for");

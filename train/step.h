@@ -130,7 +130,7 @@ class Step {
   Tensor kept_buffers_, reserved_;        // the latter a byte of what reserve() took: it is in use, so the piece is not given back
   Tensor applied_;                        // (1) f64, kApply of the step before
   Tensor bad_gradients_;                  // (buckets) i64, first value that is not finite in this rank's own gradient
-  std::map<StepKey, Program> programs_;
+  std::map<StepKey, Program> programs_;   // stay for good: as many as keys_of() lists, times micro-batches
   std::map<std::vector<std::int64_t>, Tensor> pictures_;   // by shape
   const Program* last_ = nullptr;
   std::vector<Flight> flights_;           // a ring

@@ -83,7 +83,8 @@ std::vector<Case> detection_loss_cases() {
   };
   constexpr std::int64_t kImages = 64, kSlots = 200;
   std::vector<Case> cases;
-  for (const Setup& s : {Setup{"detection_loss_forward", "layer", 1, false, true, false}, {"detection_loss_backward", "layer", 1, false, false, true}, {"detection_loss", "layer", 1, false, true, true},
+  for (const Setup& s : {Setup{"detection_loss_forward", "layer", 1, false, true, false}, {"detection_loss_backward", "layer", 1, false, false, true},
+                         {"detection_loss", "layer", 1, false, true, true},
                          {"detection_loss", "all", 6, true, true, true}}) {
     const std::int64_t predictions = s.layers * (kSlots + kQueries) + (s.encoder ? kQueries : 0);
     Case c{.op = s.op, .variant = s.variant, .shape = {{"N", kImages}, {"Q", predictions}, {"K", kClasses}}};

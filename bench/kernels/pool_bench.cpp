@@ -58,7 +58,8 @@ std::vector<Case> pool_cases() {
   constexpr std::int64_t kImages = 64;
   std::vector<Case> cases;
   for (const Setup& s : {Setup{"max_pool_forward", Op::max_forward, 320, 64, 1.25}, {"max_pool_backward", Op::max_backward, 320, 64, 2.25}, {"avg_pool_forward", Op::average_forward, 160, 256, 1.25},
-                         {"avg_pool_backward", Op::average_backward, 160, 256, 1.25}, {"upsample_forward", Op::upsample_forward, 40, 256, 1.25}, {"upsample_backward", Op::upsample_backward, 40, 256, 1.25}}) {
+                         {"avg_pool_backward", Op::average_backward, 160, 256, 1.25}, {"upsample_forward", Op::upsample_forward, 40, 256, 1.25},
+                         {"upsample_backward", Op::upsample_backward, 40, 256, 1.25}}) {
     const bool up = s.kind == Op::upsample_forward || s.kind == Op::upsample_backward;
     Case c{.op = s.op, .variant = "", .shape = {{"N", kImages}, {"H", s.side}, {"W", s.side}, {"C", s.channels}}};
     c.size = kImages;

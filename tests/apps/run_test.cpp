@@ -39,7 +39,8 @@ TEST_CASE("run: train, eval, predict", "[cpu]") {
 
   CHECK(expect_success({"eval", "-r", weights, "--data", small.data(), "--imgsz", "64x160", "--json"}).json().at("images") == 2);   // another size, not square
 
-  const nlohmann::json predicted = expect_success({"predict", "-r", weights, "--input", small.path("data/images/val"), "--conf", "0", "--save-json", small.path("p.json"), "--vis", small.path("vis"), "--save-txt", small.path("txt"), "--json"}).json();
+  const nlohmann::json predicted = expect_success({"predict", "-r", weights, "--input", small.path("data/images/val"), "--conf", "0", "--save-json", small.path("p.json"),
+                                                "--vis", small.path("vis"), "--save-txt", small.path("txt"), "--json"}).json();
   REQUIRE(predicted.at("images").size() == 2);
   std::size_t dets = 0;
   for (const auto& image : predicted.at("images")) {

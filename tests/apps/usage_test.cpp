@@ -57,7 +57,8 @@ TEST_CASE("usage: a flag is given once", "[cpu]") {
 }
 
 TEST_CASE("usage: numbers are checked", "[cpu]") {
-  for (const char* bad : {"x", "2.5", "0", "-3", "1e3", "", "99999999999999999999", "0x10"}) expect_error({"train", "--batch-size", bad}, 2, concat("--batch-size: wanted a whole number of at least 1, got '", bad, "'"));
+  for (const char* bad : {"x", "2.5", "0", "-3", "1e3", "", "99999999999999999999", "0x10"})
+    expect_error({"train", "--batch-size", bad}, 2, concat("--batch-size: wanted a whole number of at least 1, got '", bad, "'"));
   for (const char* bad : {"nan", "inf", "0", "-1", "1,5", "1.5.2"}) expect_error({"train", "--lr", bad}, 2, "--lr: wanted a number above 0");
   expect_error({"train", "--seed", "-1"}, 2, "--seed: wanted a whole number of at least 0");
   expect_error({"train", "--threads", "0"}, 2, "--threads: wanted a whole number from 1 to 4096");

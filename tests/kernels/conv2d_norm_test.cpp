@@ -68,7 +68,8 @@ TEST_CASE("conv2d_norm: a convolution and a norm with given statistics", "[cpu]"
 TEST_CASE("conv2d_norm: errors", "[cpu]") {
   const Stream stream = Stream::cpu(1);
   const Tensor x = host_zeros({1, 4, 4, 2}, DType::f32), weight = host_zeros({3, 3, 3, 2}, DType::f32), channels = host_zeros({3}, DType::f32), wrong = host_zeros({2}, DType::f32);
-  Tensor folded = host_zeros({3, 3, 3, 2}, DType::f32), wide = host_zeros({3, 3, 3, 2}, DType::f64), scale = host_zeros({3}, DType::f32), shift = host_zeros({3}, DType::f32), y = host_zeros({1, 4, 4, 3}, DType::f32);
+  Tensor folded = host_zeros({3, 3, 3, 2}, DType::f32), wide = host_zeros({3, 3, 3, 2}, DType::f64), scale = host_zeros({3}, DType::f32), shift = host_zeros({3}, DType::f32),
+         y = host_zeros({1, 4, 4, 3}, DType::f32);
   expect_throws<InvalidArgument>([&] { kernels::fold_norm(stream, wrong, channels, channels, channels, channels, 1e-5, folded, scale, shift); }, "fold_norm: weight must be (O, kh, kw, I)");
   expect_throws<InvalidArgument>([&] { kernels::fold_norm(stream, weight, wrong, channels, channels, channels, 1e-5, folded, scale, shift); }, "fold_norm: norm_weight must be f32(3), got f32(2)");
   expect_throws<InvalidArgument>([&] { kernels::fold_norm(stream, weight, channels, channels, channels, channels, 1e-5, wide, scale, shift); }, "fold_norm: folded must be f32 or its bf16, got f64");

@@ -105,7 +105,8 @@ TEST_CASE("linear: same bits for any number of threads and any set of gradients"
 }
 
 TEST_CASE("linear: dx is added to what is there", "[cpu]") {
-  const Tensor x = random({7, 5}, DType::f64, 1), weight = random({3, 5}, DType::f64, 2), bias = random({3}, DType::f64, 3), dy = random({7, 3}, DType::f64, 4), before = random(x.shape(), DType::f64, 5);
+  const Tensor x = random({7, 5}, DType::f64, 1), weight = random({3, 5}, DType::f64, 2), bias = random({3}, DType::f64, 3), dy = random({7, 3}, DType::f64, 4),
+               before = random(x.shape(), DType::f64, 5);
   const Results alone = run(2, x, weight, bias, dy);
   Tensor dx = host_tensor<double>(x.shape(), values_of(before)), dbias = poisoned({3}, DType::f64);
   kernels::linear_backward(Stream::cpu(2), dy, x, weight, &dx, nullptr, &dbias, true);

@@ -85,7 +85,8 @@ TEST_CASE("criterion: one box worked by hand", "[cpu]") {
   const double x = std::log(0.3 / 0.7), vfl = (std::log1p(std::exp(x)) - x / 3) / 3 + 7.537752e-7;
   const auto terms = named_losses(loss);
   REQUIRE(terms.size() == 6);
-  const std::vector<std::pair<std::string, double>> wanted = {{"loss_vfl", vfl}, {"loss_bbox", 1.5}, {"loss_giou", 2 * (1 - 0.2333333333333)}, {"loss_vfl_enc_0", vfl}, {"loss_bbox_enc_0", 1.5}, {"loss_giou_enc_0", 2 * (1 - 0.2333333333333)}};
+  const std::vector<std::pair<std::string, double>> wanted = {{"loss_vfl", vfl}, {"loss_bbox", 1.5}, {"loss_giou", 2 * (1 - 0.2333333333333)}, {"loss_vfl_enc_0", vfl},
+                                                              {"loss_bbox_enc_0", 1.5}, {"loss_giou_enc_0", 2 * (1 - 0.2333333333333)}};
   double total = 0;
   for (std::size_t i = 0; i < 6; ++i) {
     CHECK(terms[i].first == wanted[i].first);

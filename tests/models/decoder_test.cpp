@@ -55,7 +55,8 @@ TEST_CASE("decoder: anchors", "[cpu]") {
   CHECK(logit(83, 0) > logit(82, 0));   // x runs along the row
   CHECK(logit(83, 1) == logit(82, 1));
 
-  const std::vector<std::pair<std::int64_t, std::size_t>> tokens = {{480, 4725}, {512, 5376}, {544, 6069}, {576, 6804}, {608, 7581}, {672, 9261}, {704, 10164}, {736, 11109}, {768, 12096}, {800, 13125}};
+  const std::vector<std::pair<std::int64_t, std::size_t>> tokens = {{480, 4725}, {512, 5376}, {544, 6069}, {576, 6804}, {608, 7581}, {672, 9261},
+                                                                   {704, 10164}, {736, 11109}, {768, 12096}, {800, 13125}};
   for (const auto& [size, count] : tokens) {
     const Anchors<float> sized = make_anchors<float>(levels_of(size));
     CHECK(sized.valid.size() == count);

@@ -45,8 +45,10 @@ std::string fault(const fs::path& file, const std::string& included, bool quoted
     if (to == "kernels" && inner && from != "kernels" && from != "tests" && from != "bench") return concat(file.string(), ": ", included, " is the inside of kernels");
     return {};
   }
-  if (starts_with_any(included, {"cuda", "cublas", "cudnn", "nccl", "cub/", "thrust/", "cooperative_groups", "nvtx", "nvToolsExt"}) && !is_below(file, "cuda") && !is_below(file, "nccl")) return concat(file.string(), ": <", included, "> belongs under a folder cuda or nccl");
-  if (starts_with_any(included, {"Eigen/", "unsupported/Eigen"}) && !(file.parent_path() == "kernels/cpu" && file.extension() == ".cpp")) return concat(file.string(), ": <", included, "> belongs in kernels/cpu/*.cpp");
+  if (starts_with_any(included, {"cuda", "cublas", "cudnn", "nccl", "cub/", "thrust/", "cooperative_groups", "nvtx", "nvToolsExt"}) && !is_below(file, "cuda") && !is_below(file, "nccl"))
+    return concat(file.string(), ": <", included, "> belongs under a folder cuda or nccl");
+  if (starts_with_any(included, {"Eigen/", "unsupported/Eigen"}) && !(file.parent_path() == "kernels/cpu" && file.extension() == ".cpp"))
+    return concat(file.string(), ": <", included, "> belongs in kernels/cpu/*.cpp");
   if (starts_with_any(included, {"gloo/"}) && !is_below(file, "gloo")) return concat(file.string(), ": <", included, "> belongs under a folder gloo");
   if (starts_with_any(included, {"catch2/"}) && file != "tests/catch.h") return concat(file.string(), ": <", included, "> comes by tests/catch.h");
   return {};

@@ -26,7 +26,8 @@ TEST_CASE("random: one bit of key or counter changes about half of the output", 
   for (int bit = 0; bit < 64; ++bit) {
     CAPTURE(bit);
     const std::uint64_t flip = std::uint64_t{1} << bit;
-    for (const int changed : {distance(base, philox(RandomKey(0x123456789abcdefULL ^ flip), 0xfedcba987654321ULL)), distance(base, philox(RandomKey(0x123456789abcdefULL), 0xfedcba987654321ULL ^ flip))}) {
+    for (const int changed : {distance(base, philox(RandomKey(0x123456789abcdefULL ^ flip), 0xfedcba987654321ULL)),
+                             distance(base, philox(RandomKey(0x123456789abcdefULL), 0xfedcba987654321ULL ^ flip))}) {
       CHECK(changed > 34);   // 64 +- 5.3 standard deviations
       CHECK(changed < 94);
     }

@@ -102,7 +102,8 @@ TEST_CASE("safetensors: types that only others write", "[cpu]") {
   for (const std::int32_t v : {-5, 2147483647}) data.append(reinterpret_cast<const char*>(&v), 4);
   for (const std::uint16_t v : std::vector<std::uint16_t>{0x3c00, 0xc100, 0x0001, 0x7c00, 0xfc00, 0x7bff}) data.append(reinterpret_cast<const char*>(&v), 2);   // 1, -2.5, 2^-24, inf, -inf, 65504
   data += std::string("\x01\x00", 2) + "ab";
-  write_text(dir / "a.safetensors", file_of("{" + entry("i32", "I32", "[2]", 0, 8) + "," + entry("f16", "F16", "[6]", 8, 20) + "," + entry("bool", "BOOL", "[2]", 20, 22) + "," + entry("i8", "I8", "[2]", 22, 24) + "}", data));
+  write_text(dir / "a.safetensors", file_of("{" + entry("i32", "I32", "[2]", 0, 8) + "," + entry("f16", "F16", "[6]", 8, 20) + "," + entry("bool", "BOOL", "[2]", 20, 22) + "," +
+                                                        entry("i8", "I8", "[2]", 22, 24) + "}", data));
   const SafetensorsFile file(dir / "a.safetensors");
   CHECK(values_of(file.read("i32")) == std::vector<double>{-5, 2147483647});
   const double inf = std::numeric_limits<double>::infinity();

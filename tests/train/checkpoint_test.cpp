@@ -170,7 +170,8 @@ TEST_CASE("checkpoint: another model is refused by name", "[cpu]") {
   models::ModelConfig deeper = tiny_config(), shallower = tiny_config();
   deeper.decoder.num_layers = 3;
   Rig deep(0, deeper);
-  expect_throws<StorageError>([&] { load_checkpoint(dir / "a.safetensors", deep.store, deep.optimizer); }, "model.decoder.decoder.layers.2.self_attn.in_proj_weight is missing: it belongs to another model");
+  expect_throws<StorageError>([&] { load_checkpoint(dir / "a.safetensors", deep.store, deep.optimizer); },
+                              "model.decoder.decoder.layers.2.self_attn.in_proj_weight is missing: it belongs to another model");
   shallower.decoder.num_layers = 1;
   Rig shallow(0, shallower);
   expect_throws<StorageError>([&] { load_checkpoint(dir / "a.safetensors", shallow.store, shallow.optimizer); }, "is no tensor of this model");
