@@ -355,6 +355,7 @@ void Loader::Run::finish(std::int64_t step, Slot& slot) {
     counts.boxes += boxes;
     counts.largest = std::max(counts.largest, boxes);
   }
+  const std::int64_t largest_here = counts.largest;
   if (options.agree && !options.evaluation) {
     counts.bad = bad_so_far();
     counts = options.agree(epoch_, step, counts);
@@ -363,7 +364,7 @@ void Loader::Run::finish(std::int64_t step, Slot& slot) {
   batch.agreed = counts;
   batch.targets = make_targets(targets, box_capacity(counts.largest), options.dtype);
   batch.denoising = make_denoising(batch.targets, options.denoising, keyed_draws(std::move(keys), options.denoising.num_classes),
-                                   denoising_capacity(options.denoising.num_denoising, counts.largest), counts.largest);
+                                   denoising_capacity(options.denoising.num_denoising, counts.largest), options.rank_rules ? largest_here : counts.largest);
 }
 
 void Loader::Run::end_threads() {

@@ -52,6 +52,7 @@ struct LoaderOptions {
   BadImages bad_images = BadImages::automatic;
   double max_bad_share = 0.01;        ///< of the images, but at least one; more is a DataError
   DType dtype = DType::f32;           ///< of the boxes; f64 in checks
+  bool rank_rules = false;            ///< denoising groups follow the fullest of this rank's own images, as in the reference; their slots still that of all ranks
 
   /// Called on a thread of the loader, one call at a time, in step order. `agree` gets this rank's counts of a training step
   /// and returns those of all ranks; it may block, but has to return or throw when the run ends. Pictures of the step that cannot be read

@@ -27,7 +27,7 @@ namespace detr {
 ///   set:param=,index=,value=   a value (nan, inf, -inf, 1e38) in a gradient before the reduction
 ///   flip:buffer=,index=,bit=   a bit (0 to 31) of weights, moments or ema
 ///   swap:a=,b=                 two slots of the plan in swapped order
-///   short:slot=                half the length of a slot
+///   short:slot=                half the length of a slot, which the plan's own check finds
 ///   nobatch                    the data end
 ///   allocfail:n=               the n-th allocation of host memory fails
 ///   manifest:field=            the value of a field differs

@@ -85,8 +85,13 @@ void Collectives::begin(std::int64_t step, std::int64_t micro_batch) {
   enter("forward", dist::Waits::nobody);
 }
 
-void Collectives::exchange(const Stream& stream, const Tensor& mine, Tensor& all, std::int64_t slot, const std::string& what) {
-  ranks_.communicator->all_gather(stream, mine, all, {bucketer_.tag(slot), concat(what, " of step ", bucketer_.step())})->wait(stream, dist::Clock::now() + ranks_.timeout);
+/// call: the number of the layer's exchange in forward.
+void Collectives::exchange(const Stream& stream, const Tensor& mine, Tensor& all, bool backward, int call) {
+  const auto passes = std::ssize(ranks_.plan.forward_lengths);
+  const std::int64_t slot = (micro_batch_ * 2 + (backward ? 1 : 0)) * passes + call;
+  const dist::Place place{bucketer_.tag(slot), concat(backward ? "gradient sums of statistics " : "statistics ", call, " of step ", bucketer_.step())};
+  dist::expect_planned(ranks_.communicator->rank(), place, slot, ranks_.plan.forward_lengths[static_cast<std::size_t>(call)], mine.numel());
+  ranks_.communicator->all_gather(stream, mine, all, place)->wait(stream, dist::Clock::now() + ranks_.timeout);
 }
 
 int Collectives::gather_forward(const Stream& stream, const Tensor& mine, Tensor& all) {
@@ -97,7 +102,7 @@ int Collectives::gather_forward(const Stream& stream, const Tensor& mine, Tensor
   }
   DETR_CHECK(call < std::ssize(ranks_.plan.forward_lengths), "collectives: a batch norm exchanges statistics beyond the ", ranks_.plan.forward_lengths.size(), " of the plan");
   enter("forward", dist::Waits::peers);
-  exchange(stream, mine, all, micro_batch_ * 2 * std::ssize(ranks_.plan.forward_lengths) + call, concat("statistics ", call));
+  exchange(stream, mine, all, false, call);
   enter("forward", dist::Waits::nobody);
   return call;
 }
@@ -126,8 +131,7 @@ void Collectives::exchange_backward(const Stream& stream, int call, const Tensor
   ++backward_;
   const auto issue = [&] {
     enter("backward", dist::Waits::peers);
-    const auto passes = std::ssize(ranks_.plan.forward_lengths);
-    exchange(stream, mine, all, (micro_batch_ * 2 + 1) * passes + call, concat("gradient sums of statistics ", call));
+    exchange(stream, mine, all, true, call);
     enter("backward", dist::Waits::nobody);
   };
   if (last()) bucketer_.exchange(issue);

@@ -26,6 +26,7 @@ struct StepRanks {
   dist::Control* control = nullptr;             ///< is told where the step is; null for one rank
   bool share_statistics = true;                 ///< batch norms that are not frozen use the statistics of all ranks
   dist::BucketCaps caps;                        ///< of gradients in the store's dtype
+  bool rank_rules = false;                      ///< the losses are divided by at least `size`: the reference's max(boxes / ranks, 1) before its mean over the ranks
   bool narrow = false;                          ///< gradients are rounded to bf16 for the sum, which rounds at every hop
   dist::Milliseconds timeout{120000};           ///< for the collectives of a step
   CollectivePlan plan;                          ///< needed where statistics are shared
@@ -73,7 +74,7 @@ class Collectives final : public SharedStatistics {
 
  private:
   bool last() const { return micro_batch_ + 1 == micro_batches_; }
-  void exchange(const Stream& stream, const Tensor& mine, Tensor& all, std::int64_t slot, const std::string& what);
+  void exchange(const Stream& stream, const Tensor& mine, Tensor& all, bool backward, int call);
   void exchange_backward(const Stream& stream, int call, const Tensor& mine, Tensor& all);
   void skip_to(int call);
   /// Tells the control what the host does, where it may wait for other ranks in it.

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -26,6 +27,18 @@ struct SplitConfig {
   std::int64_t scales_stop_epoch = 0;
 };
 
+/// How the ranks of a run talk.
+struct CommConfig {
+  std::string backend = "auto";               ///< engine for sums: nccl, gloo, or auto: NCCL on GPUs, Gloo on CPUs
+  double timeout_s = 120;                     ///< after which a rank that others wait for counts as stalled
+  double start_timeout_s = 60;                ///< for all ranks to come
+  std::int64_t bucket_mib = 25;               ///< gradients that are summed over the ranks as one, in MiB
+  std::string bucket_dtype = "f32";           ///< f32 or bf16, see StepRanks::narrow
+
+  std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1000)); }
+  std::chrono::milliseconds start_timeout() const { return std::chrono::milliseconds(static_cast<std::int64_t>(start_timeout_s * 1000)); }
+};
+
 /// Everything that fixes a run, read from a configuration.
 struct RunConfig {
   models::ModelConfig model;
@@ -39,8 +52,8 @@ struct RunConfig {
   std::int64_t num_top_queries = 300;
   bool sync_bn = true;
   std::int64_t accum = 1;                     ///< micro-batches of a step on a rank
-  std::int64_t bucket_mib = 25;               ///< gradients that are summed over the ranks as one, in MiB
-  std::string bucket_dtype = "f32";           ///< f32 or bf16, see StepRanks::narrow
+  CommConfig comm;
+  bool rank_rules = false;                    ///< the reference's two rules that depend on the ranks, see StepRanks::rank_rules and LoaderOptions::rank_rules
 
   std::string backbone_weights;               ///< PResNet.pretrained as a path; empty: random
   std::string output_dir;                     ///< empty: runs/<config>-NNN

@@ -305,8 +305,12 @@ RunConfig resolve_config(const Json& root, const std::function<std::string(const
   reader.read(run.amp, "amp");
   reader.read(run.graph, "graph");
   reader.read(run.accum, "accum");
-  reader.read(run.bucket_mib, "comm.bucket_mib");
-  reader.read(run.bucket_dtype, "comm.bucket_dtype");
+  reader.read(run.comm.backend, "comm.backend");
+  reader.read(run.comm.timeout_s, "comm.timeout_s");
+  reader.read(run.comm.start_timeout_s, "comm.start_timeout_s");
+  reader.read(run.comm.bucket_mib, "comm.bucket_mib");
+  reader.read(run.comm.bucket_dtype, "comm.bucket_dtype");
+  reader.read(run.rank_rules, "compat.rank_rules");
   reader.read(run.max_skips, "max_skips");
   reader.read(run.seed, "seed");
   read_data(reader, run);

@@ -78,7 +78,8 @@ StepResult Step::run(const data::Batch& batch, double lr_factor) {
 void Step::start(const data::Batch& batch, double lr_factor) {
   DETR_CHECK(started_ - finished_ < kInFlight, "step: ", kInFlight, " steps are in flight; finish() one first");
   DETR_CHECK(!arena_.is_planning(), "step: a planning stream runs no steps");
-  const std::int64_t boxes = options_.ranks.size > 1 ? batch.agreed.boxes : batch.targets.total;
+  const StepRanks& ranks = options_.ranks;
+  const std::int64_t boxes = std::max<std::int64_t>(ranks.size > 1 ? batch.agreed.boxes : batch.targets.total, ranks.rank_rules ? ranks.size : 1);
   Flight& flight = flights_[started_ % kInFlight];
   flight.upload.wait();
   flight.programs.clear();

@@ -16,6 +16,13 @@
 namespace detr::train {
 namespace {
 
+/// The first ten of some names, and how many there are beyond.
+std::string some_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 10); ++i) text += (i == 0 ? "" : ", ") + names[i];
+  return names.size() > 10 ? concat(text, " and ", names.size() - 10, " more") : text;
+}
+
 std::int64_t resident_bytes() {
   std::ifstream statm("/proc/self/statm");
   std::int64_t size = 0, resident = 0;
@@ -233,11 +240,11 @@ bool Trainer::run_epoch(RunSummary& summary) {
 }
 
 void Trainer::count(const StepResult& result, const std::vector<std::int64_t>& image_ids) {
-  if (state_.step == 1) {
-    for (const std::string& name : step_->missing()) warn("no loss reaches " + name);
+  const std::vector<std::string>& missing = step_->missing();
+  if (options_.ranks.require_all_used && !missing.empty()) throw CheckFailed("step ", state_.step, ": no loss reaches ", some_of(missing), " (--require-all-used)");
+  for (const std::string& name : missing) {
+    if (told_unused_.insert(name).second) warn(concat("step ", state_.step, ": no loss reaches ", name));
   }
-  if (options_.ranks.require_all_used && !step_->missing().empty())
-    throw CheckFailed("step ", state_.step, ": no loss reaches ", step_->missing().front(), " and ", step_->missing().size() - 1, " other parameters (--require-all-used)");
   if (result.applied) {
     state_.skips_in_row = 0;
     add_terms(state_.epoch_terms, result.terms);

@@ -144,6 +144,7 @@ class Trainer {
   std::unique_ptr<data::Loader> train_loader_, val_loader_;
   std::vector<std::int64_t> bad_here_;     // pictures that could not be read, not told to the other ranks yet; of the loader's thread
   std::set<std::int64_t> bad_anywhere_;    // of all ranks; of the loader's thread
+  std::set<std::string> told_unused_;      // parameters that no loss reached in some step
   std::vector<StepKey> keys_;   // that the training loader's batches can have
   RunState state_;
   std::int64_t warmup_steps_ = 0;

@@ -22,8 +22,9 @@ Trainer::Trainer(const RunConfig& config, RunOptions options, const Stream& stre
 
   step_ranks_.size = replicas_.size();
   step_ranks_.share_statistics = config_.sync_bn;
-  step_ranks_.caps.bytes = config_.bucket_mib << 20;
-  step_ranks_.narrow = config_.bucket_dtype == "bf16";
+  step_ranks_.caps.bytes = config_.comm.bucket_mib << 20;
+  step_ranks_.narrow = config_.comm.bucket_dtype == "bf16";
+  step_ranks_.rank_rules = config_.rank_rules;
   step_ranks_.timeout = options_.ranks.timeout;
   enter("plan");
   const std::int64_t reserve = plan_memory(memory_request());
@@ -121,6 +122,7 @@ void Trainer::build_loaders() {
   train.drop_last = config_.train.drop_last;
   train.num_workers = config_.train.num_workers;
   train.cache_bytes = options_.cache_bytes;
+  train.rank_rules = config_.rank_rules;
   const models::DecoderConfig& d = config_.model.decoder;
   train.denoising = {d.num_denoising, d.label_noise_ratio, d.box_noise_scale, d.num_classes};
   if (const std::int64_t parts = replicas_.size() * config_.accum; train.batch_size % parts != 0)

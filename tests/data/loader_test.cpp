@@ -292,6 +292,34 @@ TEST_CASE("loader: unreadable pictures in evaluation are left out and named", "[
   CHECK(loader.bad_images()[0].reason.find("1.png") != std::string::npos);
 }
 
+TEST_CASE("loader: with the reference's rules groups follow a rank's own pictures, in the slots of all", "[cpu]") {
+  const DataSet set(12);
+  for (const bool rules : {false, true}) {
+    LoaderOptions options = small_options();
+    options.rank_rules = rules;
+    options.denoising.num_denoising = 40;
+    std::int64_t elsewhere = 0;
+    options.agree = [&](std::int64_t, std::int64_t, const StepCounts& local) {
+      StepCounts all = local;
+      all.largest = std::max(all.largest, elsewhere);
+      return all;
+    };
+    Loader alone = set.loader(options);
+    const std::vector<Batch> own = epoch_of(alone);
+    elsewhere = 20;
+    Loader loader = set.loader(options);
+    const std::vector<Batch> batches = epoch_of(loader);
+    for (std::size_t s = 0; s < batches.size(); ++s) {
+      REQUIRE(own[s].targets.largest > 0);
+      const std::int64_t largest = rules ? own[s].targets.largest : 20;
+      CHECK(batches[s].agreed.largest == 20);
+      CHECK(batches[s].denoising.groups == 40 / largest);
+      CHECK(batches[s].denoising.classes.dim(1) == denoising_capacity(40, 20));
+      if (rules) expect_same_batch(batches[s], own[s]);
+    }
+  }
+}
+
 TEST_CASE("loader: unreadable pictures in training", "[cpu]") {
   const DataSet set(12);
   LoaderOptions options = small_options();

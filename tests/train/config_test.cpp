@@ -88,6 +88,12 @@ TEST_CASE("config: defaults are those of the structs", "[cpu]") {
   CHECK(run.limits.max_pixels == wanted.limits.max_pixels);
   CHECK(run.limits.max_side == wanted.limits.max_side);
   CHECK(run.exif == wanted.exif);
+  CHECK(run.comm.backend == wanted.comm.backend);
+  CHECK(run.comm.timeout() == wanted.comm.timeout());
+  CHECK(run.comm.start_timeout() == wanted.comm.start_timeout());
+  CHECK(run.comm.bucket_mib == wanted.comm.bucket_mib);
+  CHECK(run.comm.bucket_dtype == wanted.comm.bucket_dtype);
+  CHECK(run.rank_rules == wanted.rank_rules);
   CHECK(run.train.batch_size == 16);
   CHECK(run.train.drop_last);
   CHECK_FALSE(run.val.drop_last);
@@ -395,6 +401,11 @@ TEST_CASE("config: values of the wrong type or out of range name the key", "[cpu
   expect_resolve_error("tuning=https://example.org/w.pth", "-t FILE");
   expect_resolve_error("resume=a.safetensors", "-r FILE");
   CHECK(updated("PResNet.pretrained=~").backbone_weights.empty());
+  expect_resolve_error("comm.backend=mpi", "comm.backend (-u) must be \"auto\" or \"nccl\" or \"gloo\"; got \"mpi\"");
+  expect_resolve_error("comm.timeout_s=0", "comm.timeout_s (-u) must be a number of at least 0.1 and at most 86400");
+  expect_resolve_error("comm.start_timeout_s=forever", "comm.start_timeout_s (-u) must be a number");
+  expect_resolve_error("compat.rank_rules=1", "compat.rank_rules (-u) must be true or false");
+  CHECK(updated("comm.timeout_s=2.5").comm.timeout() == std::chrono::milliseconds(2500));
 }
 
 TEST_CASE("config: widths that are stated twice must agree", "[cpu]") {

@@ -33,6 +33,7 @@ struct Run {
   bool share_statistics = true, narrow = false;
   train::OptimizerConfig optimizer = slow();
   int constant_on = -1, bad_on = -1;          ///< the rank (or part) whose loss is a constant; the only rank with faults.bad_values
+  bool rank_rules = false;                    ///< and each part of a batch has the denoising queries of its own pictures
   bool one_picture = false;                   ///< all pictures have the first one's pixels, so that every part of a batch has its statistics
 };
 
@@ -76,6 +77,17 @@ data::Batch joined_batch(const Run& run, std::int64_t step) {
   return batch;
 }
 
+/// The denoising queries of one of `of` parts of a batch as its pictures alone have them, in the batch's slots.
+data::Denoising own_denoising(const Run& run, const data::Batch& joined, std::int64_t step, std::int64_t part, std::int64_t of) {
+  const models::DecoderConfig& decoder = run.config.decoder;
+  const std::int64_t count = std::ssize(run.pictures) / of;
+  const std::vector<data::ImageTargets> own(run.pictures.begin() + part * count, run.pictures.begin() + (part + 1) * count);
+  std::vector<RandomKey> keys;
+  for (std::int64_t i = part * count; i < (part + 1) * count; ++i) keys.push_back(RandomKey(static_cast<std::uint64_t>(step + 1)).fold(static_cast<std::uint64_t>(i)));
+  const data::DenoisingOptions options{decoder.num_denoising, decoder.label_noise_ratio, decoder.box_noise_scale, decoder.num_classes};
+  return data::make_denoising(data::make_targets(own, joined.targets.labels.dim(1), run.dtype), options, data::keyed_draws(keys, decoder.num_classes), joined.denoising.classes.dim(1));
+}
+
 /// What a run leaves.
 struct Left {
   std::vector<std::vector<double>> gradients;   // by step
@@ -108,6 +120,7 @@ Left train_on(const Run& run, const StepOptions& options, std::int64_t first, st
     const data::Batch joined = joined_batch(run, step);
     const std::int64_t own = first / parts;
     data::Batch batch = train::part_of(joined, own, all_parts / parts);
+    if (run.rank_rules) batch.denoising = own_denoising(run, joined, step, own, all_parts / parts);
     const StepResult result = rig.step.run(batch, 1);
     left.losses.push_back(result.loss);
     left.norms.push_back(result.grad_norm);
@@ -137,6 +150,7 @@ std::vector<Left> train_on_ranks(const Run& run, int ranks, bool keep_gradients 
     options.ranks.size = ranks;
     options.ranks.share_statistics = run.share_statistics;
     options.ranks.narrow = run.narrow;
+    options.ranks.rank_rules = run.rank_rules;
     options.ranks.caps = {4096, 16384};   // several buckets in a tiny model
     train::MemoryRequest request;
     request.make_model = [&] { return std::make_unique<models::RtDetr>(run.config); };
@@ -238,6 +252,37 @@ TEST_CASE("ranks: fewer boxes than ranks", "[cpu]") {
   Run run;
   run.pictures = {{}, {}, {{1}, {{0.5, 0.5, 0.4, 0.4}}}, {}};
   expect_equal_to(train_on_ranks(run, 4), train_alone(run), 1e-12);
+}
+
+TEST_CASE("ranks: the reference's two rules are kept where they are asked for", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  // Three boxes here and one there, which gives each rank other groups; one box for two ranks, where the divisor is no longer the number of boxes.
+  const data::ImageTargets three{{0, 1, 2}, {{0.3, 0.3, 0.2, 0.3}, {0.6, 0.7, 0.3, 0.3}, {0.7, 0.2, 0.3, 0.2}}}, one{{1}, {{0.5, 0.5, 0.4, 0.4}}};
+  for (const auto& [pictures, boxes] : {std::pair(std::vector{three, one}, 4), std::pair(std::vector{one, data::ImageTargets()}, 1), std::pair(std::vector<data::ImageTargets>(2), 0)}) {
+    CAPTURE(boxes);
+    Run run;
+    run.pictures = pictures;
+    run.steps = 1;
+    run.share_statistics = false;
+    run.optimizer.clip_max_norm = 0;
+    const Left usual = train_on_ranks(run, 2)[0];
+    run.rank_rules = true;
+    const std::vector<Left> ranks = train_on_ranks(run, 2);
+    CHECK(ranks[0].hash == ranks[1].hash);
+    // The mean over the ranks of losses divided by max(boxes / 2, 1). One process divides by max(boxes, 1).
+    const double scale = std::max(boxes, 1) / (2 * std::max(boxes / 2.0, 1.0));
+    std::vector<double> wanted;
+    double loss = 0;
+    for (const std::int64_t rank : {0, 1}) {
+      const Left alone = train_on(run, StepOptions(), rank, 1, 2, true);
+      wanted.resize(alone.gradients[0].size());
+      for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] += scale * alone.gradients[0][i];
+      loss += scale * alone.losses[0];
+    }
+    expect_within(ranks[0].gradients[0], wanted, 1e-12);
+    expect_within(ranks[0].losses, {loss}, 1e-12);
+    CHECK(relative_error(usual.gradients[0], wanted) > 1e-3);
+  }
 }
 
 TEST_CASE("ranks: accumulation of four micro-batches is the joined batch", "[cpu]") {

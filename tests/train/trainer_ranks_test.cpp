@@ -147,3 +147,51 @@ TEST_CASE("trainer on ranks: ranks that are not of one run stop before the first
   expect("rank 1: parameter ", [](RunConfig& config, RunOptions&) { config.model.encoder.dim_feedforward += 8; });
   expect("rank 1: engine is x, rank 0 has gloo", [](RunConfig&, RunOptions& options) { options.ranks.settings = {{"engine", "x"}}; });
 }
+
+TEST_CASE("trainer on ranks: the reference's rules change nothing for one rank, and all ranks' weights in the same way", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  const Project project;
+  const auto hash = [&](int ranks, bool rules) {
+    const Runs runs = run_on(project, ranks, concat(ranks, rules), {}, [&](int, RunConfig& config, RunOptions&, Recorder&) {
+      config.train.batch_size = 4;
+      config.rank_rules = rules;
+    });
+    for (const std::string& text : runs.thrown) REQUIRE(text == "");
+    for (const RunSummary& summary : runs.summaries) CHECK(summary.hash == runs.summaries[0].hash);
+    return runs.summaries[0].hash;
+  };
+  CHECK(hash(1, true) == hash(1, false));
+  CHECK(hash(2, true) != hash(2, false));
+}
+
+TEST_CASE("trainer on ranks: a parameter that no rank's loss reaches is told once, or ends the run", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  const Project project;
+  const auto run = [&](const std::string& faults, bool required) {
+    return run_on(project, 2, "unused", {}, [&](int rank, RunConfig& config, RunOptions& options, Recorder&) {
+      config.train.batch_size = 4;
+      options.faults = Faults(faults, rank, 2);
+      options.ranks.require_all_used = required;
+    });
+  };
+  const std::string drop = "drop:param=^decoder.query_pos_head,step=1-";
+  const std::vector<std::string> names = {"decoder.query_pos_head.layers.1.bias", "decoder.query_pos_head.layers.1.weight", "decoder.query_pos_head.layers.0.bias",
+                                          "decoder.query_pos_head.layers.0.weight"};
+  {
+    const Runs runs = run(drop, false);
+    for (const std::string& text : runs.thrown) REQUIRE(text == "");
+    std::vector<std::string> wanted;
+    for (const std::string& name : names) wanted.push_back("step 2: no loss reaches " + name);
+    CHECK(runs.recorders[0]->steps.size() > 2);
+    CHECK(runs.recorders[0]->warnings == wanted);
+    CHECK(runs.recorders[1]->warnings.empty());
+  }
+  {
+    const Runs runs = run(drop, true);
+    for (const std::string& text : runs.thrown) CHECK(text == concat("step 2: no loss reaches ", names[0], ", ", names[1], ", ", names[2], ", ", names[3], " (--require-all-used)"));
+  }
+  // One rank that reaches it is enough.
+  const Runs runs = run(drop + ",rank=1", true);
+  for (const std::string& text : runs.thrown) CHECK(text == "");
+  CHECK(runs.recorders[0]->warnings.empty());
+}
