@@ -4,7 +4,9 @@
 
 #include <array>
 #include <fstream>
+#include <iostream>
 #include <mutex>
+#include <system_error>
 
 #include "dist/build.h"
 #include "dist/gloo/communicator.h"
@@ -14,25 +16,14 @@
 namespace detr::apps {
 namespace {
 
-dist::Milliseconds milliseconds(double seconds) { return dist::Milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+/// What NCCL's manual gives a container. Where the driver lets NCCL it takes memory of another kind.
+constexpr std::uintmax_t kSharedMemory = std::uintmax_t{1} << 30;
 
 /// Where other ranks reach this one's engine: on one host the loopback.
 std::string own_address(const World& world) {
   if (world.host.empty() || world.host == "127.0.0.1" || world.host == "localhost") return "127.0.0.1";
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "127.0.0.1";
-}
-
-std::string engine_of(const RankFlags& flags, const Stream& stream) {
-  if (stream.device().is_cpu()) {
-    if (flags.engine == "nccl") throw ConfigError("--comm nccl sums on GPUs; this run is on the CPU");
-    if (!dist::kHasGloo) throw DeviceError("this build has no Gloo: several ranks on CPUs need it");
-    return "gloo";
-  }
-  if (flags.engine != "gloo" && dist::kHasNccl) return "nccl";
-  if (flags.engine != "gloo") throw DeviceError("this build has no NCCL; --comm gloo goes through host memory");
-  if (!dist::kHasGloo) throw DeviceError("this build has no Gloo");
-  return "gloo-staged";
 }
 
 /// What write_record() needs; the process ends with it.
@@ -49,23 +40,46 @@ Record& record() {
 
 }  // namespace
 
-train::RunRanks run_ranks(const World& world, const RankFlags& flags, const std::shared_ptr<dist::Control>& control) {
-  train::RunRanks ranks;
-  ranks.control = control;
-  ranks.timeout = milliseconds(flags.timeout_s);
-  ranks.settings = {{"engine", flags.engine}};
-  if constexpr (dist::kHasNccl) {
-    for (const auto& setting : dist::set_nccl_environment()) ranks.settings.push_back(setting);
+std::string engine_name(const train::CommConfig& comm, bool on_cpus) {
+  if (on_cpus) {
+    if (comm.backend == "nccl") throw ConfigError("comm.backend (--comm): nccl is for GPUs; on CPUs it is gloo");
+    if (!dist::kHasGloo) throw DeviceError("this build has no Gloo: several ranks on CPUs need it");
+    return "gloo";
   }
-  const dist::Milliseconds start = milliseconds(flags.start_timeout_s);
-  ranks.connect = [flags, control, start, address = own_address(world)](const Stream& stream) {
-    const std::string name = engine_of(flags, stream);
+  if (comm.backend != "gloo" && dist::kHasNccl) return "nccl";
+  if (comm.backend != "gloo") throw DeviceError("this build has no NCCL; --comm gloo goes through host memory");
+  if (!dist::kHasGloo) throw DeviceError("this build has no Gloo");
+  return "gloo-staged";
+}
+
+std::string shared_memory_warning(const std::filesystem::path& folder, std::uintmax_t need) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(folder, error);
+  if (!error && space.available >= need) return {};
+  const std::string free = error ? error.message() : concat(space.available >> 20, " MiB are free");
+  return concat(folder.string(), ": ", free, ", and NCCL may want up to ", need >> 20, " MiB there for ranks on one host; a container gets them by --shm-size=", need >> 20, "m or --ipc=host");
+}
+
+train::RunRanks run_ranks(const World& world, const train::CommConfig& comm, const std::shared_ptr<dist::Control>& control, const Stream& stream) {
+  train::RunRanks ranks;
+  const std::string engine = engine_name(comm, stream.device().is_cpu());
+  ranks.control = control;
+  ranks.timeout = comm.timeout();
+  ranks.settings = {{"engine", engine}};
+  if constexpr (dist::kHasNccl) {
+    if (engine == "nccl") {
+      for (const auto& setting : dist::set_nccl_environment()) ranks.settings.push_back(setting);
+      const std::string warning = world.local_rank == 0 && world.local_size > 1 ? shared_memory_warning("/dev/shm", kSharedMemory) : "";
+      if (!warning.empty()) std::cerr << concat("warning: ", warning, "\n") << std::flush;
+    }
+  }
+  ranks.connect = [engine, comm, control, address = own_address(world)](const Stream& on) {
     std::unique_ptr<dist::Communicator> communicator;
-    if (name == "nccl") {
-      if constexpr (dist::kHasNccl) communicator = dist::nccl_communicator(control, stream, start, milliseconds(flags.timeout_s));
+    if (engine == "nccl") {
+      if constexpr (dist::kHasNccl) communicator = dist::nccl_communicator(control, on, comm.start_timeout(), comm.timeout());
     } else if constexpr (dist::kHasGloo) {
-      const dist::GlooOptions options{address, milliseconds(flags.timeout_s)};
-      communicator = name == "gloo" ? dist::gloo_communicator(control, start, options) : dist::staged_gloo_communicator(control, stream, start, options);
+      const dist::GlooOptions options{address, comm.timeout()};
+      communicator = engine == "gloo" ? dist::gloo_communicator(control, comm.start_timeout(), options) : dist::staged_gloo_communicator(control, on, comm.start_timeout(), options);
     }
     const std::lock_guard lock(record().mutex);
     record().communicator = communicator.get();
@@ -77,8 +91,6 @@ train::RunRanks run_ranks(const World& world, const RankFlags& flags, const std:
   };
   return ranks;
 }
-
-std::string describe_ranks(const World& world, const RankFlags& flags, const Stream& stream) { return concat(world.size, " ranks over ", engine_of(flags, stream)); }
 
 void write_record_to(const std::filesystem::path& folder, int rank) {
   const std::lock_guard lock(record().mutex);

@@ -1,17 +1,24 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include "apps/world.h"
+#include "train/config.h"
 #include "train/replicas.h"
 
 namespace detr::apps {
 
-/// The other ranks for a trainer: the control, and the engine that --comm names: NCCL on GPUs and Gloo on CPUs by default.
-train::RunRanks run_ranks(const World& world, const RankFlags& flags, const std::shared_ptr<dist::Control>& control);
+/// The engine for ranks on CPUs or on GPUs, as Communicator::engine() names it: what comm.backend says, or for "auto" NCCL on GPUs and Gloo on CPUs.
+/// Throws ConfigError or DeviceError where it does not fit the device or is not in the build.
+std::string engine_name(const train::CommConfig& comm, bool on_cpus);
 
-/// "4 ranks over nccl", for a run's first line. Throws ConfigError or DeviceError where the engine does not fit the device or is not in the build.
-std::string describe_ranks(const World& world, const RankFlags& flags, const Stream& stream);
+/// The other ranks for a trainer whose model is on the stream's device: the control and the engine. Warns on stderr where NCCL may lack memory.
+train::RunRanks run_ranks(const World& world, const train::CommConfig& comm, const std::shared_ptr<dist::Control>& control, const Stream& stream);
+
+/// Empty, or one line with the option for containers where less than `need` bytes are free in a folder of shared memory.
+std::string shared_memory_warning(const std::filesystem::path& folder, std::uintmax_t need);
 
 /// Where the record of a rank's last collectives is written when the job fails.
 void write_record_to(const std::filesystem::path& folder, int rank);

@@ -76,9 +76,15 @@ World world_of_process(const RankFlags& flags, const CommonOptions& common) {
   return find_world(flags, common.device, surroundings);
 }
 
-Outcome launch(const World& world, const RankFlags& flags, const CommonOptions& common) {
+void apply_rank_flags(const RankFlags& flags, train::Config& config) {
+  if (!flags.engine.empty()) config.set("comm.backend", nlohmann::json(flags.engine).dump(), "--comm");
+  if (flags.timeout_s > 0) config.set("comm.timeout_s", nlohmann::json(flags.timeout_s).dump(), "--comm-timeout");
+  if (flags.start_timeout_s > 0) config.set("comm.start_timeout_s", nlohmann::json(flags.start_timeout_s).dump(), "--start-timeout");
+}
+
+Outcome launch(const World& world, const train::CommConfig& comm, const CommonOptions& common) {
   static_cast<void>(Faults::from_environment(world.rank, world.size));   // a malformed one ends the job before it begins
-  Supervisor supervisor(world, flags, common.quiet);
+  Supervisor supervisor(world, comm, common.quiet);
   return supervisor.run();
 }
 

@@ -5,6 +5,8 @@
 namespace detr::apps {
 
 void add_rank_flags(CLI::App& app, RankFlags& flags);
+/// Those that stand for keys of the configuration.
+void apply_rank_flags(const RankFlags& flags, train::Config& config);
 
 /// find_world() for this process. A child process counts the GPUs, so that this one has not touched CUDA when it forks.
 World world_of_process(const RankFlags& flags, const CommonOptions& common);
@@ -18,6 +20,6 @@ World world_of_process(const RankFlags& flags, const CommonOptions& common);
 ///
 /// The result is the exit code of the job with the text of the failure that came first. Throws ConfigError for a malformed DETRTRAIN_FAULT
 /// or a limit of open files that is too low.
-Outcome launch(const World& world, const RankFlags& flags, const CommonOptions& common);
+Outcome launch(const World& world, const train::CommConfig& comm, const CommonOptions& common);
 
 }  // namespace detr::apps

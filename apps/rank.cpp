@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -41,34 +42,53 @@ struct Membership {
 Membership* member = nullptr;
 std::atomic<dist::Control*> signalled{nullptr};   // for the handlers
 
-Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
-
 void write_text(int descriptor, std::string_view text) noexcept { static_cast<void>(!::write(descriptor, text.data(), text.size())); }
+
+/// A line of text in memory of its own.
+class Line {
+ public:
+  void add(std::string_view part) noexcept {
+    const std::size_t count = std::min(part.size(), sizeof text_ - 1 - length_);
+    std::copy_n(part.data(), count, text_ + length_);
+    length_ += count;
+  }
+  void add(std::int64_t number) noexcept {   // >= 0
+    char digits[20];
+    char* at = digits + sizeof digits;
+    do *--at = static_cast<char>('0' + number % 10);
+    while ((number /= 10) != 0);
+    add({at, static_cast<std::size_t>(digits + sizeof digits - at)});
+  }
+  void write() noexcept {
+    text_[length_] = '\n';
+    write_text(STDERR_FILENO, {text_, length_ + 1});
+  }
+
+ private:
+  char text_[512];
+  std::size_t length_ = 0;
+};
 
 /// The last words of a process that crashes: write(2) and nothing that could wait or allocate.
 void write_last_words(std::string_view what, int number, std::string_view more) noexcept {
-  char digits[2][12];
-  const auto text_of = [&](int which, int value) {
-    char* at = digits[which] + 12;
-    do *--at = static_cast<char>('0' + value % 10);
-    while ((value /= 10) != 0);
-    return std::string_view(at, static_cast<std::size_t>(digits[which] + 12 - at));
-  };
-  char line[512];
-  std::size_t length = 0;
-  const auto add = [&](std::string_view part) {
-    const std::size_t count = std::min(part.size(), sizeof line - length);
-    std::copy_n(part.data(), count, line + length);
-    length += count;
-  };
-  add("rank ");
-  add(text_of(0, member->world.rank));
-  add(what);
-  if (number >= 0) add(text_of(1, number));
-  add(more);
-  length = std::min(length, sizeof line - 1);
-  line[length++] = '\n';
-  write_text(STDERR_FILENO, {line, length});
+  Line line;
+  line.add("rank ");
+  line.add(std::int64_t{member->world.rank});
+  line.add(what);
+  if (number >= 0) line.add(std::int64_t{number});
+  line.add(more.substr(0, 400));   // so that the place fits
+  if (const dist::Control* control = signalled.load()) {
+    std::array<char, 64> phase;
+    const std::int64_t step = control->place(phase);
+    line.add("; ");
+    if (step >= 0) {
+      line.add("step ");
+      line.add(step);
+      line.add(", ");
+    }
+    line.add(phase.data());
+  }
+  line.write();
 }
 
 extern "C" void on_crash(int signal) {
@@ -180,18 +200,18 @@ dist::Listener listen_for_ranks(const World& world) {
   }
 }
 
-std::shared_ptr<dist::Control> join_job(const World& world, const RankFlags& flags, const CommonOptions& common, const std::string& verb) {
+std::shared_ptr<dist::Control> join_job(const World& world, const train::CommConfig& comm, const CommonOptions& common, const std::string& verb) {
   DETR_CHECK(member == nullptr && world.role == World::Role::rank, "join_job: this process is no rank, or is one already");
   member = new Membership;
   member->world = world;
   member->verb = verb;
   member->json = common.json;
-  member->timeout = milliseconds(flags.timeout_s);
+  member->timeout = comm.timeout();
   if (world.hub_at_rank_0() && world.rank == 0) {
     dist::HubOptions options;
     options.size = world.size;
     options.token = world.token;
-    options.start_timeout = milliseconds(flags.start_timeout_s);
+    options.start_timeout = comm.start_timeout();
     options.timeout = member->timeout;
     options.warn = [](const std::string& line) { write_text(STDERR_FILENO, "warning: " + escape_control(line) + "\n"); };
     dist::Listener listener = listen_for_ranks(world);
@@ -202,7 +222,7 @@ std::shared_ptr<dist::Control> join_job(const World& world, const RankFlags& fla
   options.rank = world.rank;
   options.size = world.size;
   options.token = world.token;
-  options.start_timeout = milliseconds(flags.start_timeout_s);
+  options.start_timeout = comm.start_timeout();
   options.timeout = member->timeout;
   options.on_abort = on_abort;
   member->control = world.control_descriptor >= 0 ? dist::Control::over(dist::Socket::adopt(world.control_descriptor), std::move(options))

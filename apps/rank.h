@@ -24,7 +24,7 @@ dist::Listener listen_for_ranks(const World& world);
 ///   driver or a library); rank 0 says why where no launcher of ours does;
 ///   a crash and an exception that nobody catches are told on stderr with the rank.
 /// Throws CommError if the hub is not there, not free or refuses; ConfigError where it says why.
-std::shared_ptr<dist::Control> join_job(const World& world, const RankFlags& flags, const CommonOptions& common, const std::string& verb);
+std::shared_ptr<dist::Control> join_job(const World& world, const train::CommConfig& comm, const CommonOptions& common, const std::string& verb);
 
 /// In a rank: what is to be done when the job fails, before the process ends; on a thread of the control's, while the others go on. Calls add up.
 void at_failure(std::function<void()> action);

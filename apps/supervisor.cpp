@@ -29,8 +29,6 @@ constexpr Milliseconds kGrace{1000};    // from the failure to the kill
 constexpr Milliseconds kPatience{10000};  // for a killed process to be gone
 constexpr int kControlDescriptor = 3;   // in a rank
 
-Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
-
 /// This process's arguments, as it was given them.
 std::vector<std::string> own_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -114,7 +112,7 @@ std::int64_t oom_kills() {
 bool Supervisor::Child::killed() const { return !running && WIFSIGNALED(status); }
 int Supervisor::Child::code() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
 
-Supervisor::Supervisor(const World& world, const RankFlags& flags, bool quiet) : world_(world), flags_(flags), quiet_(quiet) {
+Supervisor::Supervisor(const World& world, const train::CommConfig& comm, bool quiet) : world_(world), comm_(comm), quiet_(quiet) {
   DETR_CHECK(world.role == World::Role::launcher && world.devices.size() == static_cast<std::size_t>(world.local_size), "supervisor: this process is no launcher");
 }
 
@@ -204,8 +202,8 @@ void Supervisor::start_hub(std::optional<dist::Listener> listener) {
   dist::HubOptions options;
   options.size = world_.size;
   options.token = token_;
-  options.start_timeout = milliseconds(flags_.start_timeout_s);
-  options.timeout = milliseconds(flags_.timeout_s);
+  options.start_timeout = comm_.start_timeout();
+  options.timeout = comm_.timeout();
   options.warn = [this](const std::string& line) {   // on the hub's thread, which must not wait for stderr
     const std::lock_guard lock(warnings_mutex_);
     warnings_.push_back("warning: " + escape_control(line));
@@ -292,7 +290,7 @@ void Supervisor::look(Time now) {
   const bool running = std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; });
   if (failure_ && !kill_at_) kill_at_ = now + kGrace;
   // All have said goodbye: what is left is to end, which a driver may take its time for.
-  if (!kill_at_ && running && hub_ && hub_->done()) kill_at_ = now + std::max(milliseconds(flags_.timeout_s), kPatience);
+  if (!kill_at_ && running && hub_ && hub_->done()) kill_at_ = now + std::max<Milliseconds>(comm_.timeout(), kPatience);
   if (kill_at_ && now >= *kill_at_ && running && !give_up_at_) {
     kill_all();
     give_up_at_ = now + kPatience;

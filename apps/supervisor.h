@@ -18,7 +18,7 @@ namespace detr::apps {
 class Supervisor {
  public:
   /// Nothing is started yet.
-  Supervisor(const World& world, const RankFlags& flags, bool quiet);
+  Supervisor(const World& world, const train::CommConfig& comm, bool quiet);
   /// No child is left.
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
@@ -54,7 +54,7 @@ class Supervisor {
   Outcome outcome();
 
   const World world_;
-  const RankFlags flags_;
+  const train::CommConfig comm_;
   const bool quiet_;
   sigset_t caught_{}, stops_{}, before_{};
   FileHandle signals_;

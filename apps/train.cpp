@@ -114,6 +114,7 @@ void apply_flags(const TrainFlags& flags, train::Config& config) {
   if (!flags.save_every.empty() && flags.save_every.back() != 's') config.set("save_every", flags.save_every, "--save-every");
   if (!flags.backbone.empty()) set("PResNet.pretrained", flags.backbone, "--backbone");
   apply_data_flags(flags.data, config);
+  apply_rank_flags(flags.ranks, config);
 }
 
 std::int64_t steps_of(const std::string& save_every) {
@@ -159,6 +160,32 @@ struct Start {
   train::RunConfig run;
 };
 
+/// The configuration of -c, or of the checkpoint or weights that the run begins with, with the flags.
+train::Config read_config(const TrainFlags& flags, const CommonOptions& common, const fs::path& resume) {
+  const std::string stored = !resume.empty() ? train::read_checkpoint_info(resume).config : !flags.tuning.empty() && common.config.empty() ? train::read_checkpoint_info(flags.tuning).config : "";
+  train::Config config = load_config(common, stored);
+  apply_flags(flags, config);
+  if (!flags.resume.empty()) config.set("resume", "null", "-r");   // the flag wins over a path in the file
+  if (!flags.tuning.empty()) config.set("tuning", "null", "-t");
+  return config;
+}
+
+/// How the ranks of the job talk. Each of its processes asks before it knows more than its flags, and gets the same answer.
+train::CommConfig read_comm(const TrainFlags& flags, const CommonOptions& common) {
+  return read_config(flags, common, common.config.empty() ? resume_file(flags, false) : fs::path()).resolve().comm;
+}
+
+/// The same for a rank, which meets the others first: they hear then what is wrong with its configuration.
+train::CommConfig read_comm_of_rank(const TrainFlags& flags, const CommonOptions& common) {
+  try {
+    return read_comm(flags, common);
+  } catch (const std::exception&) {
+    train::Config config;
+    apply_rank_flags(flags.ranks, config);
+    return config.resolve().comm;
+  }
+}
+
 Start read_start(const TrainFlags& flags, const CommonOptions& common, bool root) {
   for (const std::string& weights : {flags.tuning, flags.backbone}) {
     if (!weights.empty() && !fs::exists(weights)) throw StorageError(weights, ": no such file");
@@ -167,11 +194,7 @@ Start read_start(const TrainFlags& flags, const CommonOptions& common, bool root
   // Locked before it is looked at: another run may be replacing the files in it.
   if (root && flags.resume == "auto" && fs::is_directory(flags.output_dir)) start.lock = lock_folder(flags.output_dir);
   start.resume = resume_file(flags, root);
-  const std::string stored = !start.resume.empty() ? train::read_checkpoint_info(start.resume).config : !flags.tuning.empty() && common.config.empty() ? train::read_checkpoint_info(flags.tuning).config : "";
-  start.config = load_config(common, stored);
-  apply_flags(flags, start.config);
-  if (!start.resume.empty()) start.config.set("resume", "null", "-r");   // the flag wins over a path in the file
-  if (!flags.tuning.empty()) start.config.set("tuning", "null", "-t");
+  start.config = read_config(flags, common, start.resume);
   start.run = start.config.resolve();
   if (!start.run.backbone_weights.empty() && !fs::exists(start.run.backbone_weights)) throw StorageError("PResNet.pretrained: ", start.run.backbone_weights, ": no such file");
   return start;
@@ -209,10 +232,10 @@ struct Place {
   std::shared_ptr<dist::Control> control;   ///< null where there is one rank
 };
 
-train::RunRanks ranks_of(const TrainFlags& flags, const Place& place) {
+train::RunRanks ranks_of(const TrainFlags& flags, const Place& place, const train::CommConfig& comm, const Stream& stream) {
   train::RunRanks ranks;
   if (place.control) {
-    ranks = run_ranks(place.world, flags.ranks, place.control);
+    ranks = run_ranks(place.world, comm, place.control, stream);
     ranks.failed = [](const std::exception& error) { fail_rank(code_of(error), text_of(error)); };
   }
   ranks.check_every = flags.check_replicas;
@@ -238,7 +261,7 @@ Outcome run_silently(const TrainFlags& flags, const Place& place) {
   const Start start = read_start(flags, place.common, false);
   const Stream stream = open_stream(place.common, place.faults.failing_allocation());
   train::RunOptions options = run_options(flags, start, stream, [](const std::string&) {});
-  options.ranks = ranks_of(flags, place);
+  options.ranks = ranks_of(flags, place, start.run.comm, stream);
   options.faults = place.faults;
   options.output_dir = share_folder(options.ranks, {});
   RankReporter reporter;
@@ -266,11 +289,11 @@ Outcome run_train(const TrainFlags& flags, const Place& place) {
   if (place.control) at_failure([output] { output->discard(); });
   options.output_dir = folder.path();
   options.faults = place.faults;
-  options.ranks = ranks_of(flags, place);
+  options.ranks = ranks_of(flags, place, run.comm, stream);
   share_folder(options.ranks, folder.path());
 
   Progress progress(folder.path(), common, run.print_every);
-  const std::string ranks = place.control ? describe_ranks(place.world, flags.ranks, stream) + ", " : "";
+  const std::string ranks = place.control ? concat(place.world.size, " ranks over ", engine_name(run.comm, stream.device().is_cpu()), ", ") : "";
   progress.note(concat(version_text(), "  ", ranks, stream.device(), ", ", stream.pool().threads(), " threads, ", train::compute_dtype(run.amp, stream), ", deterministic"));
   if (!place.faults.text().empty()) progress.warning("DETRTRAIN_FAULT rehearses failures: " + place.faults.text());
   progress.note(concat("config    ", start.config.name(), "; output ", folder.path().string()));
@@ -317,12 +340,16 @@ Outcome take_part(const TrainFlags& flags, const CommonOptions& common) {
   check_flags(flags);
   Place place;
   place.world = world_of_process(flags.ranks, common);
-  if (place.world.role == World::Role::launcher) return launch(place.world, flags.ranks, common);
+  if (place.world.role == World::Role::launcher) {
+    const train::CommConfig comm = read_comm(flags, common);
+    static_cast<void>(engine_name(comm, place.world.devices[0] == "cpu"));   // what does not fit is told before anything starts
+    return launch(place.world, comm, common);
+  }
   place.common = rank_options(place.world, common);
   place.faults = Faults::from_environment(place.world.rank, place.world.size);
   if (place.world.role == World::Role::alone) return run_train(flags, place);
 
-  place.control = join_job(place.world, flags.ranks, common, "train");
+  place.control = join_job(place.world, read_comm_of_rank(flags, common), common, "train");
   place.faults.at("rendezvous", -1);
   return place.world.rank == 0 ? run_train(flags, place) : run_silently(flags, place);
 }

@@ -138,7 +138,6 @@ World own_launcher(const RankFlags& flags, const std::string& device, const Surr
     world.token = "rdzv " + flags.rendezvous_id;
   }
   const std::vector<std::string> devices = devices_of(flags, device, surroundings);
-  if (flags.engine == "nccl" && devices[0] == "cpu") throw ConfigError("--comm nccl is for GPUs; on CPUs it is --comm gloo");
   world.local_size = static_cast<int>(devices.size());
   world.size = world.local_size * nodes;
   if (world.size > kMostRanks) throw ConfigError(nodes, " hosts of ", world.local_size, " ranks: at most ", kMostRanks, " ranks in all");

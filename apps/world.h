@@ -14,8 +14,9 @@ struct RankFlags {
   std::string rendezvous_id;
   std::string master_addr;          ///< with master_port another way to give `rendezvous`
   int master_port = 0;
-  std::string engine = "auto";      ///< auto, nccl or gloo
-  double timeout_s = 120, start_timeout_s = 60;
+  // Of the configuration (comm.*), where they are given.
+  std::string engine;               ///< auto, nccl or gloo; empty: not given
+  double timeout_s = 0, start_timeout_s = 0;   ///< 0: not given
 };
 
 /// Ranks that one launcher starts, and ranks of a job.

@@ -1,5 +1,5 @@
 // A program whose ranks agree on a step counter and do nothing else: the launcher, the control connections and the ends of a job, without training.
-//   test_job --ranks N -d cpu [--steps N] [--step-ms MS] [--lines N] [--last-code CODE] [--stop-code CODE]
+//   test_job --ranks N -d cpu [--steps N] [--step-ms MS] [--lines N] [--last-code CODE] [--stop-code CODE] [--uncaught STEP]
 // Each rank says a line at its first step; rank 0 prints the number of steps that were made, or after which one it was stopped.
 #include <unistd.h>
 
@@ -24,6 +24,7 @@ struct Flags {
   int step_ms = 1;
   int last_code = 0;        // of rank 1, instead of its own
   int stop_code = kStoppedAndSaved;
+  std::int64_t uncaught = -1;   // the step in which a thread of rank 1 throws
   int lines = 0;            // that each rank but 0 says at the first step
 };
 
@@ -51,9 +52,12 @@ bool agree_to_stop(dist::Control& control) {
 
 Outcome run(const Flags& flags) {
   const World world = world_of_process(flags.ranks, flags.common);
-  if (world.role == World::Role::launcher) return launch(world, flags.ranks, flags.common);
+  train::Config config;
+  apply_rank_flags(flags.ranks, config);
+  const train::CommConfig comm = config.resolve().comm;
+  if (world.role == World::Role::launcher) return launch(world, comm, flags.common);
   if (world.role != World::Role::rank) throw ConfigError("this program needs several ranks");
-  const std::shared_ptr<dist::Control> control = join_job(world, flags.ranks, flags.common, "job");
+  const std::shared_ptr<dist::Control> control = join_job(world, comm, flags.common, "job");
   const Faults faults = Faults::from_environment(world.rank, world.size);
   Outcome outcome;
   faults.at("rendezvous", -1);
@@ -61,6 +65,7 @@ Outcome run(const Flags& flags) {
     for (const char* phase : {"forward", "backward"}) {
       control->enter(phase, step);
       faults.at(phase, step);
+      if (world.rank == 1 && step == flags.uncaught) std::thread([] { throw Error("thrown where nobody can catch it"); }).join();
       std::this_thread::sleep_for(std::chrono::milliseconds(flags.step_ms) / 2);
     }
     const bool stop = agree_to_stop(*control);
@@ -88,6 +93,7 @@ int run_main(int argc, char** argv) {
   app.add_option("--last-code", flags.last_code);
   app.add_option("--stop-code", flags.stop_code);
   app.add_option("--lines", flags.lines);
+  app.add_option("--uncaught", flags.uncaught);
   CLI11_PARSE(app, argc, argv);
   const auto failed = [](int code, const std::string& text) {
     fail_rank(code, text);

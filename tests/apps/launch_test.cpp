@@ -135,8 +135,12 @@ TEST_CASE("launch: a rank that fails, ends or crashes", "[cpu]") {
     expect(concat("sleep:ms=100,", place, ";signal:rank=1,sig=KILL,", place), 6, "rank 1: killed by signal 9 (SIGKILL)");
   }
   // What a crashed rank says itself comes before.
-  Job job(2, {}, "signal:rank=1,sig=SEGV,step=3");
-  CHECK(job.process().wait().err.find("[rank 1] rank 1: crashed by signal 11\n") != std::string::npos);
+  Job job(2, {}, "signal:rank=1,sig=SEGV,step=3,phase=backward");
+  CHECK(job.process().wait().err.find("[rank 1] rank 1: crashed by signal 11; step 3, backward\n") != std::string::npos);
+  Job thread(2, {"--uncaught", "4"});
+  const ProcessResult result = thread.process().wait();
+  CHECK(result.code == 1);
+  CHECK(result.err.find("[rank 1] rank 1: nobody caught: thrown where nobody can catch it; step 4, forward\n") != std::string::npos);
 }
 
 TEST_CASE("launch: a rank that stops or hangs", "[cpu]") {

@@ -1,11 +1,12 @@
 // Where ranks meet: those that another launcher has started, those of several hosts; and what the binary makes of its flags.
+#include <chrono>
 #include <csignal>
 #include <map>
 #include <memory>
 #include <tuple>
 
 #include "dist/socket.h"
-#include "tests/apps/process.h"
+#include "tests/apps/small_run.h"
 
 namespace detr::test {
 namespace {
@@ -132,7 +133,7 @@ TEST_CASE("meeting: the binary's flags", "[cpu]") {
   expect_error({"train", "-c", "tiny", "--gpus", "all"}, 8, "there is no GPU");
   expect_error({"train", "-c", "tiny", "--gpus", "2", "-d", "cpu"}, 2, "contradict");
   expect_error({"train", "-c", "tiny", "--ranks", "2", "--comm", "mpi"}, 2, "--comm");
-  expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--comm", "nccl"}, 2, "--comm nccl is for GPUs");
+  expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--comm", "nccl"}, 2, "comm.backend (--comm): nccl is for GPUs");
   expect_error({"train", "-c", "tiny", "--ranks", "2", "--comm-timeout", "0"}, 2, "--comm-timeout");
   expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--nnodes", "2"}, 2, "--node-rank");
   const auto with = [](const std::map<std::string, std::string>& variables, const Words& flags) {
@@ -146,6 +147,37 @@ TEST_CASE("meeting: the binary's flags", "[cpu]") {
   CHECK(fault.code == 2);
   CHECK(fault.errors().size() == 1);
   CHECK(with({{"DETRTRAIN_FAULT", "thorw"}}, {}).code == 2);
+}
+
+TEST_CASE("meeting: the configuration says how ranks meet, and flags win", "[cpu]") {
+  const SmallData small;
+  for (const char* key : {"comm.timeout_s=0", "comm.start_timeout_s=-1", "comm.backend=mpi", "comm.timeout_s=soon"}) {
+    expect_error(small.train("run", {"--ranks", "2", "-d", "cpu", "-u", key}), 2, std::string(key).substr(0, std::string(key).find('=')));
+  }
+  expect_error(small.train("run", {"--ranks", "2", "-d", "cpu", "-u", "comm.backend=nccl"}), 2, "nccl is for GPUs");
+  const nlohmann::json shown = expect_success({"info", "config", "-c", "tiny", "-u", "comm.timeout_s=7", "--json"}).json();
+  CHECK(shown.at("config").at("comm").at("timeout_s") == 7);
+  CHECK(shown.at("origins").at("comm.timeout_s") == "-u");
+
+  const auto after = [](const Words& words, const std::map<std::string, std::string>& variables, const std::string& error) {
+    const auto start = std::chrono::steady_clock::now();
+    const ProcessResult result = Detrtrain(words, Detrtrain::Streams::kept, {"", variables, -1}).wait();
+    INFO(result.err);
+    CHECK(result.code == 6);
+    CHECK(result.last_line().find(error) != std::string::npos);
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));   // the defaults are 120 and 60 s
+  };
+  const std::map<std::string, std::string> hangs = {{"DETRTRAIN_FAULT", "hang:rank=1,phase=rendezvous"}};
+  const Words two = {"--ranks", "2", "-d", "cpu"};
+  after(small.train("key", two + Words{"-u", "comm.timeout_s=1"}), hangs, "rank 1: ");
+  after(small.train("flag", two + Words{"-u", "comm.timeout_s=100", "--comm-timeout", "1"}), hangs, "rank 1: ");
+  std::map<std::string, std::string> lonely = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}};
+  lonely["MASTER_PORT"] = std::to_string(free_port());
+  after(small.train("lonely", {"-d", "cpu", "-u", "comm.start_timeout_s=1"}), lonely, "rank 1: did not come within the start timeout");
+
+  // A checkpoint brings its configuration along.
+  expect_success(small.train("first", two + Words{"--max-steps", "2", "--eval-every", "0", "-u", "comm.timeout_s=1.5"}));
+  after({"train", "-r", "auto", "--output-dir", small.path("first"), "--data", small.data(), "--max-steps", "4", "--ranks", "2", "-d", "cpu"}, hangs, "rank 1: ");
 }
 
 TEST_CASE("meeting: --json has the job's failure", "[cpu]") {

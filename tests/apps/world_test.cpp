@@ -107,9 +107,6 @@ TEST_CASE("world: our launcher", "[cpu]") {
   RankFlags both = with_gpus("2");
   both.ranks = 2;
   expect_refused("exclude each other", {}, both, "auto", 2);
-  RankFlags nccl = with_ranks(2);
-  nccl.engine = "nccl";
-  expect_refused("--comm nccl is for GPUs", {}, nccl, "cpu");
 
   expect_refused<DeviceError>("there is no GPU", {}, with_gpus("2"));
   expect_refused<DeviceError>("there is no GPU", {}, with_gpus("all"));
