@@ -6,6 +6,7 @@
 
 #include "autograd/tape.h"
 #include "runtime/random.h"
+#include "runtime/side_branch.h"
 #include "runtime/stream.h"
 
 namespace detr {
@@ -36,6 +37,16 @@ class Context {
   /// Where batch norms that take the statistics of the batch exchange them with other ranks (autograd/statistics.h); null where the
   /// batch is this process's alone. Must outlive the backward pass.
   SharedStatistics* statistics = nullptr;
+
+  /// Where gradients that backward itself does not need are computed; null: in turn with the others. Whoever runs the pass joins the branch
+  /// before parameters' gradients are read.
+  SideBranch* side = nullptr;
+  /// For the part of an op's backward that makes gradients of weights: does the work on the side branch if there is one, else at once. touched: the
+  /// tensors that it reads or writes.
+  void beside(std::vector<Tensor> touched, const std::function<void(const Stream&)>& work) const {
+    if (side) side->run(std::move(touched), work);
+    else work(stream_);
+  }
 
   /// During an op's backward: whether what input i's destination holds is to be kept and added to. Only for inputs that the op named
   /// in GradientRules when it was recorded; the tape adds the others' contributions itself.

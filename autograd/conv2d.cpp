@@ -11,7 +11,8 @@ Variable conv2d(Context& ctx, const Variable& x, const Variable& weight, const k
   Tensor y = ctx.empty(kernels::conv2d_shape(x.shape(), weight.shape(), options), x.value().dtype());
   kernels::conv2d_forward(ctx.stream(), x.value(), weight.value(), options, y);
   return ctx.record("conv2d", {x, weight}, y, [x = x.value(), weight = weight.value(), options](Context& c, const Tensor& dy, Wanted want) {
-    kernels::conv2d_backward(c.stream(), dy, x, weight, options, want[0], want[1], c.adds(0));
+    if (want[1]) c.beside({x, dy, weight, *want[1]}, [&](const Stream& stream) { kernels::conv2d_backward(stream, dy, x, weight, options, nullptr, want[1]); });
+    if (want[0]) kernels::conv2d_backward(c.stream(), dy, x, weight, options, want[0], nullptr, c.adds(0));
   }, {.adds = 1});
 }
 
@@ -31,8 +32,13 @@ Variable conv2d_norm(Context& ctx, const Variable& x, const Variable& weight, co
     } else if (want[2]) {
       kernels::cast(c.stream(), dy, *want[2]);
     }
-    kernels::conv2d_backward(c.stream(), dz, x, folded, options, want[0], want[1], c.adds(0));
-    if (want[1]) kernels::scale_rows(c.stream(), scale, *want[1]);
+    if (want[1]) {
+      c.beside({x, dz, folded, scale, *want[1]}, [&](const Stream& stream) {
+        kernels::conv2d_backward(stream, dz, x, folded, options, nullptr, want[1]);
+        kernels::scale_rows(stream, scale, *want[1]);
+      });
+    }
+    if (want[0]) kernels::conv2d_backward(c.stream(), dz, x, folded, options, want[0], nullptr, c.adds(0));
   }, {.adds = 1});
 }
 

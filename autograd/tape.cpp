@@ -157,6 +157,7 @@ void Tape::run_node(Context& ctx, Node& node) {
       sums[i] = source.grad;
     }
     if (sums[i].defined() && (node.rules.adds >> i & 1U) != 0) {
+      if (ctx.side) ctx.side->settle(sums[i]);   // the op adds on the stream
       destinations[i] = std::exchange(sums[i], Tensor());
       adds |= 1U << i;
     }
@@ -167,7 +168,17 @@ void Tape::run_node(Context& ctx, Node& node) {
   node.backward(ctx, node.grad, want);
   ctx.set_adds(0);
   for (std::size_t i = 0; i < count; ++i) {
-    if (sums[i].defined()) kernels::accumulate(ctx.stream(), destinations[i], sums[i]);
+    if (!want[i]) continue;
+    // The side branch may have made what the stream reads or adds to from here on: all but parameters' gradients.
+    const bool is_parameter = nodes_[static_cast<std::size_t>(node.inputs[i])].is_parameter;
+    if (ctx.side && !is_parameter) {
+      ctx.side->settle(destinations[i]);
+      if (sums[i].defined()) ctx.side->settle(sums[i]);
+    }
+    if (!sums[i].defined()) continue;
+    const auto add = [&](const Stream& stream) { kernels::accumulate(stream, destinations[i], sums[i]); };
+    if (is_parameter) ctx.beside({destinations[i], sums[i]}, add);
+    else add(ctx.stream());
   }
 }
 

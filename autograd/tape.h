@@ -37,7 +37,8 @@ class Tape {
   Variable record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward, GradientRules rules = {});
 
   /// Backward from a scalar with gradient 1, or from any variable with the gradient given. `on_counted` is called before anything is
-  /// computed, when reached() is known, `on_ready` for each parameter once its last contribution of this pass has been computed.
+  /// computed, when reached() is known, `on_ready` for each parameter once its last contribution of this pass has been computed
+  /// or, where the context has a side branch, is on its way there.
   void backward(Context& ctx, const Variable& loss, const std::function<void(const Parameter&)>& on_ready = {}, const std::function<void()>& on_counted = {});
   void backward(Context& ctx, const Variable& output, const Tensor& seed, const std::function<void(const Parameter&)>& on_ready = {},
                 const std::function<void()>& on_counted = {});

@@ -45,12 +45,12 @@ struct MemoryPlan {
 };
 
 /// The plan does not see inside kernels, nor what libraries take for themselves. It allows for that
-/// - the scratch of a convolution, which has at most 1 GiB (kConvWorkspaceLimit of kernels/cuda/conv2d_plans.h), and the 32 MiB
-///   that matrix products keep;
+/// - for a step's queue and for its side branch, the scratch of a convolution, which has at most 1 GiB (kConvWorkspaceLimit of
+///   kernels/cuda/conv2d_plans.h), and the 32 MiB that matrix products keep;
 /// - a share of the activations: scratch that grows with them (records of deformable attention's samples, the map of max pooling's
 ///   places, pictures widened to 8 channels, partial sums), gaps between blocks, and captured graphs.
 /// Both together also hold what CUDA loads when code is first used.
-inline constexpr std::int64_t kScratchBytes = (std::int64_t{1} << 30) + (std::int64_t{32} << 20);
+inline constexpr std::int64_t kScratchBytes = 2 * ((std::int64_t{1} << 30) + (std::int64_t{32} << 20));
 inline constexpr double kScratchShare = 0.05;
 
 /// Walks through the steps of a run on a planning stream: the bytes are those that the run's own allocators will take, where it

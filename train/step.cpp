@@ -66,6 +66,7 @@ Step::Step(models::RtDetr& model, ParameterStore& store, Optimizer& optimizer, c
   kept_buffers_ = stream.zeros({weights.numel() - store.grads().numel()}, weights.dtype());
   applied_ = stream.zeros({1}, DType::f64);
   bad_gradients_ = stream.zeros({collectives_.buckets()}, DType::i64);
+  if (!arena_.device().is_cpu()) side_.emplace(arena_);
   for (std::size_t i = 0; i < kInFlight; ++i) flights_.push_back({{}, {}, {}, Upload(stream), {}});
   collectives_.before_bucket = [this](int index) { before_bucket(index); };
 }
@@ -154,6 +155,7 @@ void Step::enqueue(Program& program) {
 
   Context ctx(arena_, &tape_, true);
   ctx.statistics = collectives_.statistics();
+  if (side_ && !after_part) ctx.side = &*side_;   // marks are of one queue
   const auto mark = [&](const std::string& part) {
     if (after_part) after_part(part);
   };
@@ -197,6 +199,7 @@ void Step::enqueue(Program& program) {
     at("backward");
   });
   tape_.observer = nullptr;
+  if (side_) side_->join();
   if (last(program)) {
     Tensor before = extras.slice(0, 1);
     arena_.copy(applied_, before);
@@ -238,6 +241,8 @@ void Step::enqueue(Program& program) {
 
 /// Of this rank's own gradient, before it is summed: rehearsed failures, and, where there are several ranks, the first value that is not finite.
 void Step::before_bucket(int index) {
+  if (options_.ranks.size == 1 && !faults.bad_values) return;   // nothing reads the bucket
+  if (side_) side_->join();
   const dist::Layout& layout = collectives_.bucketer().layout();
   const dist::Bucket& bucket = layout.buckets[static_cast<std::size_t>(index)];
   if (faults.bad_values) {

@@ -127,6 +127,7 @@ class Step {
   std::int64_t values_;                   // of a micro-batch's losses in the trailer
   Collectives collectives_;
   Tape tape_;
+  std::optional<SideBranch> side_;        // for gradients of weights; none on the CPU
   Tensor kept_buffers_, reserved_;        // the latter a byte of what reserve() took: it is in use, so the piece is not given back
   Tensor applied_;                        // (1) f64, kApply of the step before
   Tensor bad_gradients_;                  // (buckets) i64, first value that is not finite in this rank's own gradient

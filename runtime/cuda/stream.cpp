@@ -6,6 +6,7 @@
 #include "runtime/cuda/stream_state.h"
 #include "runtime/cuda/try.h"
 #include "runtime/gpus.h"
+#include "runtime/side_branch.h"
 
 namespace detr::cuda {
 namespace {
@@ -98,6 +99,14 @@ std::shared_ptr<void> record(const Stream& stream) {
 void wait_for(const Stream& stream, void* event) { DETR_TRY(cudaStreamWaitEvent(native(stream), static_cast<cudaEvent_t>(event), cudaEventWaitDefault)); }
 
 std::shared_ptr<StreamState> state_beside(const Stream& stream) { return std::make_shared<StreamState>(stream.device().index); }
+
+std::shared_ptr<void> mark(const Stream& stream) {
+  cudaEvent_t event = nullptr;
+  DETR_TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  std::shared_ptr<void> owner(event, [](void* e) { static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(e))); });
+  DETR_TRY(cudaEventRecord(event, native(stream)));
+  return owner;
+}
 
 double milliseconds_between(void* earlier, void* later) {
   float time = 0;

@@ -2,6 +2,7 @@
 #include "autograd/linear.h"
 #include "autograd/pointwise.h"
 #include "autograd/self_check.h"
+#include "runtime/side_branch.h"
 #include "tests/autograd/expect_gradients.h"
 #include "tests/gpu.h"
 
@@ -59,4 +60,54 @@ TEST_CASE("autograd on CUDA: a bf16 weight used twice has its gradients added in
   CHECK(tape.reached(parameter));
   // Two sums of 33 terms each and one addition in f32: far from what bf16 would leave.
   expect_near(from_gpu(parameter.grad()), exact_tape.gradient(exact_weight), 4 * 67 * roundoff(DType::f32));
+}
+
+TEST_CASE("autograd on CUDA: gradients of weights on a side branch have the bits of those in turn", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  // Products that take a while, on a branch that falls behind: a weight used by each layer, one made by an op, whose gradient goes on
+  // through the tape, and sums of gradients in place.
+  const std::int64_t rows = 20000, width = 256;
+  const Shape square{width, width};
+  const Stream arena = gpu().with_arena();
+  ParameterList list;
+  std::vector<Parameter> parameters;
+  for (const char* name : {"shared", "bias", "left", "right"}) parameters.push_back(list.add(name, name == std::string("bias") ? Shape{width} : square, {}));
+  const auto scaled = [](const Shape& shape, std::uint64_t seed) {
+    Tensor x = detr::test::normal(shape, seed);
+    for (double& value : x.span<double>()) value /= 16;
+    return x;
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].state().value = on_gpu(scaled(parameters[i].shape(), i), DType::f32);
+  const Tensor values = on_gpu(scaled({rows, width}, 10), DType::f32), seed = on_gpu(scaled({rows, width}, 11), DType::f32);
+
+  const auto gradients = [&](SideBranch* side) {
+    Tape tape;
+    Context ctx(arena, &tape, true);
+    ctx.side = side;
+    for (const Parameter& p : parameters) {
+      p.state().grad = on_gpu(host_zeros(p.shape(), DType::f32), DType::f32);
+      p.state().written.clear();
+    }
+    const Variable x = tape.input(values), shared = ctx.leaf(parameters[0]), bias = ctx.leaf(parameters[1]);
+    Variable y = x;
+    for (int layer = 0; layer < 4; ++layer) {
+      const Variable made = add(ctx, ctx.leaf(parameters[2]), ctx.leaf(parameters[3]));
+      y = add(ctx, y, linear(ctx, linear(ctx, y, shared, bias), made, bias));
+    }
+    tape.backward(ctx, y, seed);
+    if (side) side->join();
+    std::vector<Tensor> found = {from_gpu(tape.gradient(x))};
+    for (const Parameter& p : parameters) found.push_back(from_gpu(p.grad()));
+    return found;
+  };
+  const std::vector<Tensor> wanted = gradients(nullptr);
+  SideBranch side(arena);
+  for (int run = 0; run < 5; ++run) {
+    INFO("run " << run);
+    const std::vector<Tensor> got = gradients(&side);
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      INFO("gradient " << i);
+      expect_same_bits(got[i], wanted[i]);
+    }
+  }
 }

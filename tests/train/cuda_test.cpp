@@ -113,6 +113,17 @@ TEST_CASE("step on CUDA: graphs and single kernels give the same bits, in every 
   }
 }
 
+TEST_CASE("step on CUDA: gradients of weights beside the rest of backward have the bits of those in turn", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  for (const DType dtype : kDTypes) {
+    INFO(dtype);
+    Rig beside(gpu(), dtype, kGraphs), in_turn(gpu(), dtype, kGraphs);
+    in_turn.step.after_part = [](const std::string&) {};   // marks are of one queue
+    expect_same(run(beside), run(in_turn));
+    CHECK(beside.hash() == in_turn.hash());
+  }
+}
+
 TEST_CASE("step on CUDA: in f32 the losses of the CPU", "[gpu]") {
   if (!cuda_available()) SKIP("no CUDA device");
   Rig cpu(0, tiny_config(), 2, slow()), cuda(gpu(), DType::f32, kGraphs, 0, tiny_config(), slow()), narrow(gpu(), DType::bf16, kGraphs);
