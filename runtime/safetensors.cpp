@@ -12,6 +12,7 @@
 #include <iomanip>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "runtime/error.h"
 #include "runtime/files.h"
@@ -23,6 +24,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxHeader = 16 << 20;
+constexpr std::size_t kMaxTensors = 100'000, kMaxName = 512;
 
 struct FileType {
   const char* name;
@@ -59,26 +61,53 @@ std::string metadata_hash(const std::map<std::string, std::string>& metadata) {
   return hex(hash);
 }
 
-/// Refuses a key that an object has twice; nlohmann's parser would keep the last one.
-class NoDuplicates {
+/// Reads a header once for what nlohmann's parser takes: a key that an object has twice, any depth, any number of names. Stops at the
+/// first fault, and takes time in proportion to the text (the parser's own callbacks do not).
+class HeaderRules final : public nlohmann::json_sax<json> {
  public:
-  bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    const auto level = static_cast<std::size_t>(depth);
-    if (event == json::parse_event_t::object_start) {
-      if (keys_.size() <= level + 1) keys_.resize(level + 2);
-      keys_[level + 1].clear();
-    } else if (event == json::parse_event_t::key) {
-      auto& seen = keys_[level];
-      if (std::find(seen.begin(), seen.end(), parsed.get_ref<const std::string&>()) != seen.end() && duplicate_.empty()) duplicate_ = parsed.get<std::string>();
-      seen.push_back(parsed.get<std::string>());
-    }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override {
+    keys_.emplace_back();
+    return enter();
+  }
+  bool key(string_t& name) override {
+    if (!keys_.back().insert(name).second) return refuse(concat("the header has '", name.substr(0, kMaxName), "' twice"));
+    if (keys_.size() > 1 || name == "__metadata__") return true;
+    if (name.size() > kMaxName) return refuse(concat("a tensor's name has ", name.size(), " bytes, more than ", kMaxName));
+    return ++tensors_ <= kMaxTensors || refuse(concat("the header names more than ", kMaxTensors, " tensors"));
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    --depth_;
     return true;
   }
-  const std::string& duplicate() const { return duplicate_; }
+  bool start_array(std::size_t) override { return enter(); }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) override { return refuse("the header is no JSON object"); }
+
+  const std::string& fault() const { return fault_; }
 
  private:
-  std::vector<std::vector<std::string>> keys_;
-  std::string duplicate_;
+  bool enter() { return ++depth_ <= kDepth || refuse("the header is nested too deeply"); }
+  bool refuse(std::string why) {
+    fault_ = std::move(why);
+    return false;
+  }
+
+  static constexpr int kDepth = 3;   // header, tensor, list
+  std::vector<std::unordered_set<std::string>> keys_;   // of the objects that are open
+  std::size_t tensors_ = 0;
+  int depth_ = 0;
+  std::string fault_;
 };
 
 float half_to_float(std::uint16_t half) {
@@ -129,6 +158,7 @@ void write_safetensors(const fs::path& file, std::span<const NamedTensor> tensor
     DETR_CHECK(t->tensor.device().is_cpu(), "write_safetensors: ", t->name, " is on ", t->tensor.device());
     const std::vector<std::int64_t> shape(t->tensor.shape().dims().begin(), t->tensor.shape().dims().end());
     DETR_CHECK(!header.contains(t->name), "write_safetensors: two tensors named ", t->name);
+    DETR_CHECK(t->name.size() <= kMaxName, "write_safetensors: a name of ", t->name.size(), " bytes, at most ", kMaxName);
     header[t->name] = {{"dtype", type_name(t->tensor.dtype())}, {"shape", shape}, {"data_offsets", {end, end + t->tensor.bytes()}}};
     end += t->tensor.bytes();
     complete["hash." + t->name] = hex(hash_bytes({static_cast<const std::byte*>(t->tensor.raw()), static_cast<std::size_t>(t->tensor.bytes())}));
@@ -150,7 +180,7 @@ void write_safetensors(const fs::path& file, std::span<const NamedTensor> tensor
 
 SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
   const auto refuse = [&](auto... parts) { throw StorageError(file.string(), ": ", parts...); };
-  handle_ = FileHandle(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  handle_ = FileHandle(::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (handle_.get() < 0) refuse("cannot be opened: ", std::strerror(errno));
   struct stat info {};
   if (::fstat(handle_.get(), &info) != 0 || !S_ISREG(info.st_mode)) refuse("is not a regular file");
@@ -162,10 +192,10 @@ SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
   std::string text(length, '\0');
   read_all(handle_.get(), std::as_writable_bytes(std::span(text.data(), text.size())), 8, file);
   if (text.empty() || text[0] != '{') refuse("the header is no JSON object: torn, or no safetensors file");
-  NoDuplicates duplicates;
-  const json header = json::parse(text, std::ref(duplicates), false);
+  HeaderRules rules;
+  if (!json::sax_parse(text, &rules)) refuse(rules.fault());
+  const json header = json::parse(text, nullptr, false);
   if (header.is_discarded() || !header.is_object()) refuse("the header is no JSON object");
-  if (!duplicates.duplicate().empty()) refuse("the header has '", duplicates.duplicate(), "' twice");
   data_start_ = 8 + static_cast<std::int64_t>(length);
   const std::int64_t data = size - data_start_;
 

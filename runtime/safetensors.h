@@ -27,8 +27,9 @@ void write_safetensors(const std::filesystem::path& file, std::span<const NamedT
 /// A safetensors file opened for reading: its header is checked completely before anything is allocated.
 class SafetensorsFile {
  public:
-  /// Throws StorageError with path and reason: not there, header larger than the file or 16 MiB, bad JSON, duplicate names, unknown
-  /// dtype, offsets that overlap, leave a hole or do not end at the file's end, sizes that overflow.
+  /// Throws StorageError with path and reason: not there, header larger than the file or 16 MiB, bad JSON, duplicate names, over 100,000
+  /// tensors, a name of over 512 bytes, unknown dtype, offsets that overlap, leave a hole or do not end at the file's end, sizes that
+  /// overflow.
   explicit SafetensorsFile(const std::filesystem::path& file);
 
   const std::map<std::string, std::string>& metadata() const { return metadata_; }

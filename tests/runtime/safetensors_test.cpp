@@ -1,5 +1,7 @@
 #include "runtime/safetensors.h"
 
+#include <sys/stat.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -120,6 +122,9 @@ TEST_CASE("safetensors: torn files", "[cpu]") {
   }
   expect_refused(whole + "x", "1 bytes after the last tensor");
   expect_throws<StorageError>([] { SafetensorsFile("no-such-folder/none.safetensors"); }, "none.safetensors: ");
+  const TempDir dir;
+  REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);   // and nobody waits for a writer
+  expect_throws<StorageError>([&] { SafetensorsFile(dir / "pipe"); }, "pipe: is not a regular file");
 }
 
 TEST_CASE("safetensors: faults of the header", "[cpu]") {
@@ -154,6 +159,31 @@ TEST_CASE("safetensors: faults of the header", "[cpu]") {
   one(entry("a", "F32", "[1]", 4, 8), eight, "overlap or leave a hole at byte 0");
   one(entry("a", "F32", "[1]", 0, 4), eight, "4 bytes after the last tensor");
   one("\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}", four, "bad.safetensors: ");
+}
+
+TEST_CASE("safetensors: a hostile header costs no more than its size", "[cpu]") {
+  std::string tensors, metadata;
+  for (int i = 0; i <= 100'000; ++i) tensors += (i == 0 ? "" : ",") + entry(std::to_string(i), "F32", "[0]", 0, 0);
+  expect_refused(file_of("{" + tensors + "}"), "the header names more than 100000 tensors");
+  const std::string last = "," + entry("100000", "F32", "[0]", 0, 0);
+  const TempDir dir;
+  write_text(dir / "most.safetensors", file_of("{\"__metadata__\":{}," + tensors.substr(0, tensors.size() - last.size()) + "}"));
+  CHECK(SafetensorsFile(dir / "most.safetensors").names().size() == 100'000);
+
+  for (int i = 0; i < 800'000; ++i) metadata += concat(i == 0 ? "" : ",", '"', i, "\":\"\"");   // pairwise they would take an hour
+  write_text(dir / "metadata.safetensors", file_of("{\"__metadata__\":{" + metadata + "}}"));
+  CHECK(SafetensorsFile(dir / "metadata.safetensors").metadata().size() == 800'000);
+  expect_refused(file_of("{\"__metadata__\":{" + metadata + ",\"7\":\"\"}}"), "the header has '7' twice");
+
+  expect_refused(file_of("{" + entry(std::string(513, 'a'), "F32", "[0]", 0, 0) + "}"), "a tensor's name has 513 bytes, more than 512");
+  write_text(dir / "long.safetensors", file_of("{" + entry(std::string(512, 'a'), "F32", "[0]", 0, 0) + "}"));
+  CHECK(SafetensorsFile(dir / "long.safetensors").contains(std::string(512, 'a')));
+  expect_throws<InvalidArgument>([&] { write_safetensors(dir / "a.safetensors", std::vector<NamedTensor>{{std::string(513, 'a'), host_zeros({1}, DType::f32)}}, {}); },
+                                "a name of 513 bytes, at most 512");
+  expect_refused(file_of("{\"a\":{\"shape\":[[1]]}}"), "the header is nested too deeply");
+  std::string deep;
+  for (int i = 0; i < 1'000'000; ++i) deep += "{\"\":";
+  expect_refused(file_of(deep), "the header is nested too deeply");
 }
 
 TEST_CASE("safetensors: damage is found", "[cpu]") {
