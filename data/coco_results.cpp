@@ -2,11 +2,11 @@
 
 #include <charconv>
 #include <cmath>
-#include <fstream>
 
 #include "data/json_reader.h"
 #include "data/text.h"
 #include "runtime/error.h"
+#include "runtime/files.h"
 
 namespace detr::data {
 namespace {
@@ -103,16 +103,13 @@ void append(std::string& text, double value, std::size_t record) {
   text.append(digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr);
 }
 
-}  // namespace
-
-std::vector<Detection> read_detections(const std::filesystem::path& file) { return ResultsReader(file).read(); }
-
-void write_detections(const std::filesystem::path& file, std::span<const Detection> detections,
-                      const std::map<std::int64_t, std::string>* file_names) {
-  std::ofstream out(file, std::ios::binary);
-  if (!out) throw StorageError(printable(file), ": cannot be written");
+void write_records(int descriptor, const std::filesystem::path& file, std::span<const Detection> detections, const std::map<std::int64_t, std::string>* file_names) {
   constexpr std::size_t kFlushBytes = 1 << 20;
   std::string text = "[";
+  const auto flush = [&] {
+    write_all(descriptor, std::as_bytes(std::span(text.data(), text.size())), file);
+    text.clear();
+  };
   for (std::size_t i = 0; i < detections.size(); ++i) {
     const Detection& d = detections[i];
     text += i ? ",\n" : "\n";
@@ -128,15 +125,19 @@ void write_detections(const std::filesystem::path& file, std::span<const Detecti
       if (name != file_names->end()) text += ",\"file_name\":" + json_quoted(name->second);
     }
     text += '}';
-    if (text.size() >= kFlushBytes) {
-      out << text;
-      text.clear();
-    }
+    if (text.size() >= kFlushBytes) flush();
   }
   text += detections.empty() ? "]\n" : "\n]\n";
-  out << text;
-  out.close();
-  if (!out) throw StorageError(printable(file), ": could not be written to the end; is the disk full?");
+  flush();
+}
+
+}  // namespace
+
+std::vector<Detection> read_detections(const std::filesystem::path& file) { return ResultsReader(file).read(); }
+
+void write_detections(const std::filesystem::path& file, std::span<const Detection> detections,
+                      const std::map<std::int64_t, std::string>* file_names) {
+  replace_file(file, 0, {}, [&](int descriptor) { write_records(descriptor, file, detections, file_names); });
 }
 
 }  // namespace detr::data

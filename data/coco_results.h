@@ -16,7 +16,8 @@ namespace detr::data {
 std::vector<Detection> read_detections(const std::filesystem::path& file);
 
 /// Writes a COCO results file that read_detections reads back to the same bits. With `file_names` (by image id), records of
-/// the images in it get "file_name". Throws DataError for a number that is not finite, StorageError where writing fails.
+/// the images in it get "file_name". The file appears complete or not at all. Throws DataError for a number that is not finite,
+/// StorageError where writing fails.
 void write_detections(const std::filesystem::path& file, std::span<const Detection> detections,
                       const std::map<std::int64_t, std::string>* file_names = nullptr);
 

@@ -1,10 +1,8 @@
 #include "data/fix.h"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
+#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -13,6 +11,7 @@
 #include "data/pictures.h"
 #include "data/text.h"
 #include "runtime/error.h"
+#include "runtime/files.h"
 
 namespace detr::data {
 namespace fs = std::filesystem;
@@ -81,10 +80,10 @@ class Ids {
 
 class Writer {
  public:
-  Writer(const fs::path& file, RawCoco& raw, Findings& findings) : out_(file, std::ios::binary), raw_(raw), findings_(findings) {}
+  Writer(const RawCoco& raw, Findings& findings) : raw_(raw), findings_(findings) {}
 
-  /// False where the stream failed.
-  bool write() {
+  /// The annotation file. Once.
+  std::string text() {
     out_ << "{\"images\": [";
     list(raw_.images, [&](const RawImage& image) { write_image(image); });
     out_ << "],\n\"annotations\": [";
@@ -94,8 +93,7 @@ class Writer {
       out_ << "{\"id\": " << category.id << ", \"name\": " << json_quoted(category.name) << category.extra << '}';
     });
     out_ << ']' << raw_.extra << "}\n";
-    out_.close();
-    return static_cast<bool>(out_);
+    return std::move(out_).str();
   }
 
  private:
@@ -162,8 +160,8 @@ class Writer {
          << "], \"area\": " << number_text(box.area) << ", \"iscrowd\": " << (annotation.crowd ? 1 : 0) << extra << '}';
   }
 
-  std::ofstream out_;
-  RawCoco& raw_;
+  std::ostringstream out_;
+  const RawCoco& raw_;
   Findings& findings_;
 };
 
@@ -181,27 +179,14 @@ void write_fixed(const fs::path& annotations, const fs::path& images, Exif exif,
   if (!images.empty()) take_sizes(raw, images, exif, pool, own);
   refuse_errors(annotations, own);
 
-  fs::path unfinished = out;
-  unfinished += ".unfinished";
-  errno = 0;
-  if (!Writer(unfinished, raw, own).write()) {
-    const int reason = errno;
-    fs::remove(unfinished, ignored);
-    throw StorageError(printable(out), ": cannot be written: ", std::strerror(reason), "; choose another file");
-  }
-  try {
-    Findings rest;
-    read_coco(unfinished, rest);
-  } catch (const DataError& error) {
-    fs::remove(unfinished, ignored);
-    throw DataError(printable(annotations), ": cannot be repaired: ", error.what());
-  }
-  std::error_code error;
-  fs::rename(unfinished, out, error);
-  if (error) {
-    fs::remove(unfinished, ignored);
-    throw StorageError(printable(out), ": cannot be written: ", error.message(), "; choose another file");
-  }
+  replace_file(out, Writer(raw, own).text(), [&](const fs::path& written) {
+    try {
+      Findings rest;
+      read_coco(written, rest);
+    } catch (const DataError& error) {
+      throw DataError(printable(annotations), ": cannot be repaired: ", error.what());
+    }
+  });
   findings.merge(own);
 }
 

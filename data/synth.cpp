@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -219,13 +218,6 @@ Json to_json(const SynthOptions& o, const std::vector<Plan>& plans, const std::v
   return coco;
 }
 
-void write(const fs::path& file, const std::string& text) {
-  std::ofstream out(file, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) throw StorageError(printable(file), ": cannot be written");
-}
-
 /// The options are what a user typed, so faults are ConfigError.
 void check(const SynthOptions& o) {
   const auto require = [](bool condition, const auto&... parts) {
@@ -264,8 +256,8 @@ SynthCounts make_synthetic(const SynthOptions& options) {
     pictures[static_cast<std::size_t>(i)] = make_picture(options, plan, image_folder(plan.val));
   });
   const fs::path annotations = options.out / "annotations";
-  write(annotations / "instances_train.json", synth::faulty_text(to_json(options, plans, pictures, false), options.fault));
-  write(annotations / "instances_val.json", synth::faulty_text(to_json(options, plans, pictures, true), ""));
+  replace_file(annotations / "instances_train.json", synth::faulty_text(to_json(options, plans, pictures, false), options.fault));
+  replace_file(annotations / "instances_val.json", synth::faulty_text(to_json(options, plans, pictures, true), ""));
 
   SynthCounts counts;
   for (std::size_t i = 0; i < plans.size(); ++i) {

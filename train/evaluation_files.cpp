@@ -79,16 +79,7 @@ std::string curves_csv(const data::EvalResult& result) {
 
 void write_evaluation_files(const fs::path& folder, const EvaluatedState& state, const data::EvalResult& result, std::span<const data::Detection> detections) {
   make_folder(folder);
-  std::error_code error;
-  const fs::path predictions = folder / "predictions.json", unfinished = folder / ".predictions.json.unfinished";
-  try {
-    data::write_detections(unfinished, detections);
-  } catch (const Error&) {
-    fs::remove(unfinished, error);
-    throw;
-  }
-  fs::rename(unfinished, predictions, error);
-  if (error) throw StorageError(data::printable(predictions), ": cannot be written: ", error.message());
+  data::write_detections(folder / "predictions.json", detections);
   replace_file(folder / "per_class.csv", per_class_csv(result));
   replace_file(folder / "confusion_matrix.csv", confusion_csv(result));
   replace_file(folder / "pr_curves.csv", curves_csv(result));

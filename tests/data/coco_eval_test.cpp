@@ -386,7 +386,7 @@ TEST_CASE("coco_results: written and read back", "[cpu]") {
 
   const std::vector<Detection> infinite = {{1, 1, {0, 0, 1, 1}, std::numeric_limits<double>::infinity()}};
   expect_throws<DataError>([&] { write_detections(folder / "bad.json", infinite); }, "detection 0");
-  expect_throws<StorageError>([&] { write_detections(folder / "no" / "folder.json", dets); }, "cannot be written");
+  expect_throws<StorageError>([&] { write_detections(folder / "no" / "folder.json", dets); }, "folder.json: cannot be created: ");
 }
 
 TEST_CASE("coco_results: other keys, whole floats, wrong records", "[cpu]") {

@@ -1,6 +1,7 @@
 #include "runtime/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -74,6 +75,78 @@ TEST_CASE("files: a failed write leaves the old file and no temporary", "[cpu]")
   CHECK(entries(dir.path()) == 2);
 }
 
+TEST_CASE("files: what is written can be checked before it is put in place", "[cpu]") {
+  const TempDir dir;
+  const fs::path file = dir / "a.txt";
+  replace_file(file, "old");
+  const auto check = [&](const fs::path& written) {
+    CHECK(written.parent_path() == file.parent_path());
+    CHECK(read_text(written) == "new");
+    CHECK(read_text(file) == "old");
+  };
+  expect_throws<DataError>([&] {
+    replace_file(file, "new", [&](const fs::path& written) {
+      check(written);
+      throw DataError("no good");
+    });
+  }, "no good");
+  CHECK(read_text(file) == "old");
+  CHECK(entries(dir.path()) == 1);
+  replace_file(file, "new", check);
+  CHECK(read_text(file) == "new");
+  replace_file_unsynced(file, "newer");
+  CHECK(read_text(file) == "newer");
+  CHECK(entries(dir.path()) == 1);
+}
+
+TEST_CASE("files: a file has the mode that the umask gives, its temporary is the user's own", "[cpu]") {
+  const TempDir dir;
+  const auto mode = [](const fs::path& file) { return static_cast<unsigned>(fs::status(file).permissions()); };
+  const mode_t before = ::umask(0027);
+  replace_file(dir / "a.txt", 1, {}, [&](int descriptor) {
+    struct stat info {};
+    REQUIRE(::fstat(descriptor, &info) == 0);
+    CHECK((info.st_mode & 0777) == 0600);
+  });
+  CHECK(mode(dir / "a.txt") == 0640);
+  ::umask(0002);
+  replace_file(dir / "a.txt", "x");
+  CHECK(mode(dir / "a.txt") == 0664);
+  ::umask(before);
+}
+
+TEST_CASE("files: a link is followed, and a pipe written into", "[cpu]") {
+  const TempDir dir;
+  replace_file(dir / "real.txt", "old");
+  fs::create_symlink("real.txt", dir / "link.txt");
+  replace_file(dir / "link.txt", "new");
+  CHECK(fs::is_symlink(dir / "link.txt"));
+  CHECK(read_text(dir / "real.txt") == "new");
+  fs::create_symlink("none", dir / "broken");
+  replace_file(dir / "broken", "text");
+  CHECK_FALSE(fs::is_symlink(dir / "broken"));
+  CHECK(read_text(dir / "broken") == "text");
+
+  const fs::path pipe = dir / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const FileHandle reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK));
+  replace_file(pipe, "through");
+  std::string text(7, ' ');
+  CHECK(::read(reader.get(), text.data(), text.size()) == 7);
+  CHECK(text == "through");
+  CHECK(fs::is_fifo(pipe));
+  CHECK(entries(dir.path()) == 4);
+}
+
+TEST_CASE("files: names as long as the file system takes", "[cpu]") {
+  const TempDir dir;
+  const fs::path file = dir / (std::string(250, 'a') + ".txt");
+  replace_file(file, "one");
+  replace_file(file, 3, dir / "old", [&](int descriptor) { write_all(descriptor, bytes_of("two"), file); });
+  CHECK(read_text(file) == "two");
+  CHECK(read_text(dir / "old") == "one");
+}
+
 TEST_CASE("files: a folder is made with those above it, once or again", "[cpu]") {
   const TempDir dir;
   for (int i = 0; i < 2; ++i) {
@@ -128,13 +201,24 @@ TEST_CASE("files: a handle closes its descriptor once", "[cpu]") {
   CHECK(::fcntl(descriptor, F_GETFD) == -1);
 }
 
-TEST_CASE("files: temporaries of a killed process are removed, those of a living one stay", "[cpu]") {
+TEST_CASE("files: temporaries of a killed process are removed; those of a living one, of another host and of others stay", "[cpu]") {
   const TempDir folder;
-  const std::string mine = concat(".last.safetensors.", ::getpid(), ".3.tmp");
-  for (const std::string& name : {std::string(".last.safetensors.999999999.3.tmp"), std::string(".log.txt.999999999.12.old.tmp"), mine, std::string("last.safetensors"), std::string(".notes.tmp")})
-    write_text(folder / name, "x");
+  std::string mine;   // .last.safetensors.<host>.<pid>.<count>.tmp
+  replace_file(folder / "last.safetensors", "x", [&](const fs::path& written) { mine = written.filename(); });
+  const auto with = [&](const std::string& from, const std::string& to) {
+    const std::size_t at = mine.find(from);
+    REQUIRE(at != std::string::npos);
+    return mine.substr(0, at) + to + mine.substr(at + from.size());
+  };
+  const std::string process = concat('.', ::getpid(), '.');
+  const std::string dead = with(process, ".999999999."), dead_old = dead.substr(0, dead.size() - 4) + ".old.tmp";
+  std::string elsewhere = dead;
+  elsewhere.replace(elsewhere.find(".host-"), 6, ".host-another-");
+  const std::vector<std::string> staying = {mine, elsewhere, "last.safetensors", ".notes.tmp", ".last.safetensors.999999999.3.tmp"};
+  for (const std::string& name : {dead, dead_old}) write_text(folder / name, "x");
+  for (const std::string& name : staying) write_text(folder / name, "x");
   remove_stale_temporaries(folder.path());
-  CHECK_FALSE(std::filesystem::exists(folder / ".last.safetensors.999999999.3.tmp"));
-  CHECK_FALSE(std::filesystem::exists(folder / ".log.txt.999999999.12.old.tmp"));
-  for (const std::string& name : {mine, std::string("last.safetensors"), std::string(".notes.tmp")}) CHECK(std::filesystem::exists(folder / name));
+  CHECK_FALSE(fs::exists(folder / dead));
+  CHECK_FALSE(fs::exists(folder / dead_old));
+  for (const std::string& name : staying) CHECK(fs::exists(folder / name));
 }
