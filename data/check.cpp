@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <span>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "data/coco_boxes.h"
+#include "data/discover.h"
 #include "data/pictures.h"
 #include "data/text.h"
 #include "runtime/error.h"
@@ -27,16 +27,16 @@ constexpr double kSmallPx2 = 32 * 32, kMediumPx2 = 96 * 96;
 /// of different pictures negligible.
 using Fingerprint = std::pair<std::int64_t, std::uint64_t>;
 
-std::optional<Fingerprint> fingerprint(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::vector<char> buffer(1 << 16);
+Fingerprint fingerprint(const ImageFile& file) {
+  constexpr std::int64_t kPiece = 1 << 20;
   Fingerprint print{0, 0};
-  while (in) {
-    in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    print.second = hash_bytes(std::as_bytes(std::span(buffer.data(), static_cast<std::size_t>(in.gcount()))), print.second);
-    print.first += in.gcount();
+  while (print.first < file.size()) {
+    const std::vector<std::uint8_t> bytes = file.read(print.first, kPiece);
+    if (bytes.empty()) break;
+    print.second = hash_bytes(std::as_bytes(std::span(bytes)), print.second);
+    print.first += std::ssize(bytes);
   }
-  return in.eof() ? std::optional(print) : std::nullopt;
+  return print;
 }
 
 /// One split with what the checks across splits need.
@@ -135,7 +135,10 @@ void find_duplicates(const CheckOptions& options, const std::vector<Loaded>& loa
   }
   pool.parallel_for(static_cast<std::int64_t>(entries.size()), [&](std::int64_t i) {
     Entry& entry = entries[static_cast<std::size_t>(i)];
-    entry.print = fingerprint(options.splits[entry.split].images / entry.image->file_name);
+    try {
+      entry.print = fingerprint(open_image(options.splits[entry.split].images, entry.image->file_name));
+    } catch (const DataError&) {   // it was there when the pictures were looked at
+    }
   });
   std::map<Fingerprint, const Entry*> first;
   for (const Entry& entry : entries) {

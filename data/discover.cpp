@@ -1,8 +1,11 @@
 #include "data/discover.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "data/text.h"
 #include "runtime/error.h"
@@ -126,6 +129,46 @@ std::optional<fs::path> other_folder(const fs::path& base, const CocoData& data)
   return found == folders.end() ? std::nullopt : std::optional(*found);
 }
 
+/// An image inside its folder, links followed.
+struct Followed {
+  fs::path path;         ///< folder and name as they were given
+  fs::path root, below;  ///< the folder, and the image relative to it, as they were found: without links
+};
+
+Followed follow(const fs::path& folder, const std::string& file_name) {
+  const auto refuse = [&](const char* what) -> DataError {
+    return DataError("image \"", printable(file_name), "\": ", what, " (", printable(folder),
+                     "); make file_name relative to the folder");
+  };
+  if (file_name.empty()) throw refuse("the name is empty");
+  if (fs::path(file_name).is_absolute()) throw refuse("the path is absolute");
+  if (!stays_inside(file_name)) throw refuse("the path leads out of the image folder");
+  Followed image;
+  image.path = folder / file_name;
+  std::error_code error;
+  image.root = fs::weakly_canonical(folder, error);
+  if (error) throw DataError(printable(folder), ": cannot be followed: ", error.message(), "; name another folder with --images");
+  const fs::path real = fs::weakly_canonical(image.path, error);
+  if (error) throw DataError("image \"", printable(file_name), "\": cannot be followed: ", error.message(), "; check its links");
+  auto [in_root, in_real] = std::mismatch(image.root.begin(), image.root.end(), real.begin(), real.end());
+  if (in_root != image.root.end()) throw refuse("a link leads out of the image folder");
+  for (; in_real != real.end(); ++in_real) image.below /= *in_real;
+  return image;
+}
+
+/// Part by part, and through no link. Where it fails the handle is invalid and errno says why.
+FileHandle open_beneath(const Followed& image) {
+  const bool is_root = image.below.empty();
+  const fs::path last = is_root ? fs::path(".") : image.below.filename();
+  FileHandle folder(::open(image.root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  for (const fs::path& part : image.below.parent_path()) {
+    if (folder.get() < 0) return folder;
+    folder = FileHandle(::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  }
+  if (folder.get() < 0) return folder;
+  return FileHandle(::openat(folder.get(), last.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC));
+}
+
 }  // namespace
 
 fs::path override_for(const std::vector<std::string>& values, const std::string& split, const std::string& plain_split) {
@@ -195,23 +238,12 @@ DataSplit open_split(const DataPlace& place, const std::string& split, Findings&
   return out;
 }
 
-fs::path image_path(const fs::path& folder, const std::string& file_name) {
-  const auto refuse = [&](const char* what) -> DataError {
-    return DataError("image \"", printable(file_name), "\": ", what, " (", printable(folder),
-                     "); make file_name relative to the folder");
-  };
-  if (file_name.empty()) throw refuse("the name is empty");
-  if (fs::path(file_name).is_absolute()) throw refuse("the path is absolute");
-  if (!stays_inside(file_name)) throw refuse("the path leads out of the image folder");
-  const fs::path path = folder / file_name;
-  std::error_code error;
-  const fs::path root = fs::weakly_canonical(folder, error);
-  if (error) throw DataError(printable(folder), ": cannot be followed: ", error.message(), "; name another folder with --images");
-  const fs::path real = fs::weakly_canonical(path, error);
-  if (error) throw DataError("image \"", printable(file_name), "\": cannot be followed: ", error.message(), "; check its links");
-  const auto [in_root, in_real] = std::mismatch(root.begin(), root.end(), real.begin(), real.end());
-  if (in_root != root.end()) throw refuse("a link leads out of the image folder");
-  return path;
+fs::path image_path(const fs::path& folder, const std::string& file_name) { return follow(folder, file_name).path; }
+
+ImageFile open_image(const fs::path& folder, const std::string& file_name) {
+  const Followed image = follow(folder, file_name);
+  FileHandle handle = open_beneath(image);
+  return ImageFile(image.path, std::move(handle));
 }
 
 }  // namespace detr::data

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "data/coco.h"
+#include "data/image_file.h"
 
 namespace detr::data {
 
@@ -46,5 +47,8 @@ DataSplit open_split(const DataPlace& place, const std::string& split, Findings&
 /// The path of an image inside `folder`. Throws DataError where the name is absolute or leads out of the folder, by `..` or
 /// by a symbolic link; whether the file exists is not checked.
 std::filesystem::path image_path(const std::filesystem::path& folder, const std::string& file_name);
+/// That image, open. A link that is changed between the check and the opening is not followed. Throws DataError as image_path and
+/// ImageFile do.
+ImageFile open_image(const std::filesystem::path& folder, const std::string& file_name);
 
 }  // namespace detr::data

@@ -7,6 +7,8 @@
 
 namespace detr::data {
 
+class ImageFile;
+
 /// 8-bit RGB picture, row-major, (height, width, 3).
 struct Image {
   std::int64_t width = 0, height = 0;
@@ -43,6 +45,8 @@ struct DecodeResult {
 /// large (known from the header, before anything is decoded).
 DecodeResult decode_image(const std::filesystem::path& file, Exif exif = Exif::automatic, std::int64_t json_width = 0,
                           std::int64_t json_height = 0, const DecodeLimits& limits = {});
+DecodeResult decode_image(const ImageFile& file, Exif exif = Exif::automatic, std::int64_t json_width = 0, std::int64_t json_height = 0,
+                          const DecodeLimits& limits = {});
 
 /// What a header says without decoding the pixels: size as stored and EXIF orientation.
 struct ImageHeader {
@@ -54,6 +58,7 @@ struct ImageHeader {
 /// Reads the start of a JPEG, or the chunk headers of a PNG (so that one cut off is found). Throws DataError as decode_image does
 /// for what it sees; no size is too large for it.
 ImageHeader read_image_header(const std::filesystem::path& file);
+ImageHeader read_image_header(const ImageFile& file);
 
 /// Whether Exif::automatic turns a picture with this header, given the json's size (0: unknown).
 bool exif_turns(const ImageHeader& header, Exif exif, std::int64_t json_width, std::int64_t json_height);

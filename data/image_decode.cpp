@@ -141,7 +141,7 @@ struct Stored {
   std::string warning;
 };
 
-Stored decode_stored_jpeg(ImageFile& file, const DecodeLimits& limits) {
+Stored decode_stored_jpeg(const ImageFile& file, const DecodeLimits& limits) {
   const std::string& path = file.name();
   const std::vector<std::uint8_t> bytes = file.read(0, file.size());
   Stored stored;
@@ -152,7 +152,7 @@ Stored decode_stored_jpeg(ImageFile& file, const DecodeLimits& limits) {
   return stored;
 }
 
-Stored decode_stored_png(ImageFile& file, const DecodeLimits& limits) {
+Stored decode_stored_png(const ImageFile& file, const DecodeLimits& limits) {
   const std::string& path = file.name();
   const PngChunks chunks = read_png_chunks(
       file, /*want_pixels=*/true, [&](const ImageHeader& header) { check_limits(path, header, limits); });
@@ -164,7 +164,7 @@ Stored decode_stored_png(ImageFile& file, const DecodeLimits& limits) {
   return stored;
 }
 
-Stored decode_stored_other(ImageFile& file, Format format, const DecodeLimits& limits) {
+Stored decode_stored_other(const ImageFile& file, Format format, const DecodeLimits& limits) {
   const std::string& path = file.name();
   const std::vector<std::uint8_t> bytes = file.read(0, file.size());
   Stored stored;
@@ -186,7 +186,10 @@ Stored decode_stored_other(ImageFile& file, Format format, const DecodeLimits& l
 
 DecodeResult decode_image(const std::filesystem::path& path, Exif exif, std::int64_t json_width, std::int64_t json_height,
                           const DecodeLimits& limits) {
-  ImageFile file(path);
+  return decode_image(ImageFile(path), exif, json_width, json_height, limits);
+}
+
+DecodeResult decode_image(const ImageFile& file, Exif exif, std::int64_t json_width, std::int64_t json_height, const DecodeLimits& limits) {
   const Format format = format_of(file.name(), file.read(0, kProbeBytes));
   Stored stored = format == Format::jpeg  ? decode_stored_jpeg(file, limits)
                   : format == Format::png ? decode_stored_png(file, limits)
@@ -205,8 +208,9 @@ DecodeResult decode_image(const std::filesystem::path& path, Exif exif, std::int
   return result;
 }
 
-ImageHeader read_image_header(const std::filesystem::path& path) {
-  ImageFile file(path);
+ImageHeader read_image_header(const std::filesystem::path& path) { return read_image_header(ImageFile(path)); }
+
+ImageHeader read_image_header(const ImageFile& file) {
   const std::vector<std::uint8_t> head = file.read(0, kProbeBytes);
   switch (format_of(file.name(), head)) {
     case Format::png: return read_png_chunks(file, /*want_pixels=*/false).header;

@@ -1,11 +1,14 @@
 #include "data/json_reader.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <limits>
-#include <system_error>
 #include <utility>
 
 #include "data/text.h"
@@ -61,16 +64,17 @@ bool too_large(const std::string& token) {
 
 }  // namespace
 
-JsonReader::JsonReader(const fs::path& file) : file_(file), buffer_(kBufferBytes) {
-  std::error_code error;
-  const fs::file_status status = fs::status(file, error);
-  if (status.type() == fs::file_type::not_found) throw DataError(printable(file), ": no such file");
-  if (fs::is_directory(status)) throw DataError(printable(file), ": is a folder; name the annotation file in it");
-  if (error) throw DataError(printable(file), ": cannot be read: ", error.message());
-  if (!fs::is_regular_file(status)) throw DataError(printable(file), ": is not a regular file; copy it to one");
-  errno = 0;
-  in_.open(file, std::ios::binary);
-  if (!in_) throw DataError(printable(file), ": cannot be read: ", std::strerror(errno));
+JsonReader::JsonReader(const fs::path& file) : file_(file), in_(::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)), buffer_(kBufferBytes) {
+  const auto refuse = [&](const auto&... parts) { throw DataError(printable(file), parts...); };
+  if (in_.get() < 0) {
+    const int reason = errno;
+    if (reason == ENOENT || reason == ENOTDIR) refuse(": no such file");
+    refuse(": cannot be read: ", std::strerror(reason));
+  }
+  struct stat info {};   // of the open file: under its name another one may stand by now
+  if (::fstat(in_.get(), &info) != 0) refuse(": cannot be read: ", std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) refuse(": is a folder; name the annotation file in it");
+  if (!S_ISREG(info.st_mode)) refuse(": is not a regular file; copy it to one");
   if (look() < 0) throw DataError(printable(file), ": is empty; copy or write it again");
   const std::string start(buffer_.data(), std::min<std::size_t>(end_, 3));
   if (start == "\xef\xbb\xbf") at_ = 3;
@@ -85,10 +89,12 @@ void JsonReader::fail(const std::string& what) const {
 }
 
 void JsonReader::refill() {
-  in_.read(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
-  if (in_.bad()) throw DataError(printable(file_), ": reading failed at line ", line_, "; check the disk");
+  ssize_t count = 0;
+  do count = ::read(in_.get(), buffer_.data(), buffer_.size());
+  while (count < 0 && errno == EINTR);
+  if (count < 0) throw DataError(printable(file_), ": reading failed at line ", line_, ": ", std::strerror(errno));
   at_ = 0;
-  end_ = static_cast<std::size_t>(in_.gcount());
+  end_ = static_cast<std::size_t>(count);
 }
 
 int JsonReader::look() {

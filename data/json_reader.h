@@ -1,9 +1,10 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
+
+#include "runtime/files.h"
 
 namespace detr::data {
 
@@ -70,7 +71,7 @@ class JsonReader {
   void escape(std::string* text);
 
   std::filesystem::path file_;
-  std::ifstream in_;
+  FileHandle in_;
   std::vector<char> buffer_;
   std::size_t at_ = 0, end_ = 0;
   std::int64_t line_ = 1, column_ = 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <system_error>
 
 #include "data/discover.h"
@@ -44,8 +45,10 @@ Picture look(const fs::path& folder, const ImageRecord& image, const PictureOpti
     return fault("image-path", error.what());
   }
   if (const Fault seen = file_fault(path); !seen.kind.empty()) return fault(seen.kind, seen.reason);
+  std::optional<ImageFile> file;
   try {
-    picture.header = read_image_header(path);
+    file.emplace(open_image(folder, image.file_name));
+    picture.header = read_image_header(*file);
   } catch (const DataError& error) {
     return fault("image-invalid", printable(std::string(error.what())));
   }
@@ -58,7 +61,7 @@ Picture look(const fs::path& folder, const ImageRecord& image, const PictureOpti
                                            " in all (data.max_pixels)"));
   if (decode) {
     try {
-      picture.warning = printable(decode_image(path, options.exif, image.width, image.height, limits).warning);
+      picture.warning = printable(decode_image(*file, options.exif, image.width, image.height, limits).warning);
     } catch (const DataError& error) {
       return fault("image-damaged", printable(std::string(error.what())));
     }

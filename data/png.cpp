@@ -74,7 +74,7 @@ ImageHeader parse_header(const std::string& path, std::span<const std::uint8_t> 
 
 }  // namespace
 
-PngChunks read_png_chunks(ImageFile& file, bool want_pixels, const std::function<void(const ImageHeader&)>& accept) {
+PngChunks read_png_chunks(const ImageFile& file, bool want_pixels, const std::function<void(const ImageHeader&)>& accept) {
   const std::string& path = file.name();
   PngChunks chunks;
   std::vector<std::uint8_t> header, palette, compressed;

@@ -20,6 +20,6 @@ struct PngChunks {
 /// `pixels` leaves out transparency, so that a decoder cannot blend it, and fills the palette up with black, so that an index
 /// beyond its end is no accident. Throws DataError that names the file: corrupt, or truncated within a chunk.
 /// PNG specification (ISO/IEC 15948), 5 and 11; the eXIf chunk is from its third edition, 11.3.4.5.
-PngChunks read_png_chunks(ImageFile& file, bool want_pixels, const std::function<void(const ImageHeader&)>& accept = nullptr);
+PngChunks read_png_chunks(const ImageFile& file, bool want_pixels, const std::function<void(const ImageHeader&)>& accept = nullptr);
 
 }  // namespace detr::data

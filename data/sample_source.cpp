@@ -26,7 +26,7 @@ std::shared_ptr<const Image> SampleSource::picture(std::int64_t image) {
   }
   const ImageRecord& record = coco_->images[static_cast<std::size_t>(image)];
   auto result = std::make_shared<const Image>(
-      decode_image(image_path(folder_, record.file_name), options_.exif, record.width, record.height, options_.limits).image);
+      decode_image(open_image(folder_, record.file_name), options_.exif, record.width, record.height, options_.limits).image);
   const std::lock_guard lock(mutex_);
   if (cached_bytes_ + result->rgb.size() <= options_.cache_bytes && cache_.emplace(image, result).second) cached_bytes_ += result->rgb.size();
   return result;

@@ -1,5 +1,10 @@
 #include "data/discover.h"
 
+#include <sys/stat.h>
+
+#include <atomic>
+#include <thread>
+
 #include "tests/support.h"
 
 using namespace detr;
@@ -110,6 +115,58 @@ TEST_CASE("discover: image paths stay in their folder", "[cpu]") {
     expect_throws<DataError>([&] { image_path(images, name); }, "image \"");
   }
   expect_throws<DataError>([&] { image_path(images, "../a\nb"); }, "\"../a\\nb\": the path leads out");
+}
+
+TEST_CASE("discover: an image is opened inside its folder, and only if it is a file", "[cpu]") {
+  const TempDir dir;
+  const fs::path images = dir / "images";
+  write_text(images / "sub/a.jpg", "inside");
+  write_text(dir / "outside/a.jpg", "secret");
+  fs::create_symlink(images / "sub/a.jpg", images / "link.jpg");
+  fs::create_directory_symlink("sub", images / "linked");
+  fs::create_symlink(dir / "outside/a.jpg", images / "out.jpg");
+  REQUIRE(::mkfifo((images / "pipe.jpg").c_str(), 0600) == 0);
+  write_text(images / "empty.jpg", "");
+  const auto content = [&](const std::string& name) {
+    const ImageFile file = open_image(images, name);
+    const std::vector<std::uint8_t> bytes = file.read(0, file.size());
+    return std::string(bytes.begin(), bytes.end());
+  };
+  for (const char* const name : {"sub/a.jpg", "sub/../sub/a.jpg", "link.jpg", "linked/a.jpg"}) CHECK(content(name) == "inside");
+  const auto refused = [&](const std::string& name, const std::string& text) { expect_throws<DataError>([&] { content(name); }, text); };
+  refused("out.jpg", "a link leads out of the image folder");
+  refused("../outside/a.jpg", "the path leads out of the image folder");
+  refused("sub", "sub: is a folder, not an image");
+  refused(".", "is a folder, not an image");
+  refused("pipe.jpg", "pipe.jpg: is not a regular file");
+  refused("empty.jpg", "empty.jpg: the image file is empty");
+  refused("none.jpg", "none.jpg: no such image file");
+  refused("sub/a.jpg/b.jpg", "b.jpg: no such image file");
+
+  // A folder that becomes a link to another one while images are opened: sooner or later between the check and the opening.
+  fs::create_directory_symlink(dir / "outside", images / "swap");
+  std::atomic<bool> done{false};
+  std::thread swapping([&] {
+    std::error_code ignored;
+    while (!done) {
+      fs::rename(images / "sub", images / "kept", ignored);
+      fs::rename(images / "swap", images / "sub", ignored);
+      fs::rename(images / "sub", images / "swap", ignored);
+      fs::rename(images / "kept", images / "sub", ignored);
+    }
+  });
+  int opened = 0;
+  for (int i = 0; i < 3000; ++i) {
+    try {
+      const std::string text = content("sub/a.jpg");
+      if (text != "inside") FAIL_CHECK("read " << text);
+      ++opened;
+    } catch (const DataError&) {   // not there at that moment, or a link
+    }
+  }
+  done = true;
+  swapping.join();
+  CHECK(opened > 0);
 }
 
 TEST_CASE("discover: the sets beside the tree", "[cpu]") {

@@ -187,10 +187,10 @@ TEST_CASE("decode_image: what the writers wrote comes back, whatever the name", 
 
 TEST_CASE("write_image: errors", "[cpu]") {
   const test::TempDir folder;
-  expect_throws<StorageError>([&] { write_image(folder / "none" / "a.png", pattern(2, 2)); }, "a.png: the picture cannot be written: ");
+  expect_throws<StorageError>([&] { write_image(folder / "none" / "a.png", pattern(2, 2)); }, "a.png: cannot be created: ");
   fs::create_directory(folder / "taken.jpg");
   test::write_text(folder / "taken.jpg" / "x", "");
-  expect_throws<StorageError>([&] { write_image(folder / "taken.jpg", pattern(2, 2)); }, "taken.jpg: the picture cannot be written: ");
+  expect_throws<StorageError>([&] { write_image(folder / "taken.jpg", pattern(2, 2)); }, "taken.jpg: cannot be renamed into place: ");
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
   expect_throws<InvalidArgument>([] { encode_png(Image()); }, "encode_png: the picture is empty");
   Image large;   // its pixels are never touched

@@ -1,5 +1,7 @@
 #include "data/json_reader.h"
 
+#include <sys/stat.h>
+
 #include <cmath>
 #include <limits>
 
@@ -117,6 +119,8 @@ TEST_CASE("json reader: what is not JSON is refused with its place", "[cpu]") {
   source.refused(std::string("\0\x01\x02", 3), "a value is expected");
   expect_throws<DataError>([&] { source.open("[\"\xe9\"]").skip(), JsonReader(source.folder / "absent.json"); }, "no such file");
   expect_throws<DataError>([&] { JsonReader(source.folder.path()); }, "is a folder");
+  REQUIRE(::mkfifo((source.folder / "pipe.json").c_str(), 0600) == 0);   // and nobody waits for a writer
+  expect_throws<DataError>([&] { JsonReader(source.folder / "pipe.json"); }, "is not a regular file");
   expect_throws<DataError>([&] {
     JsonReader reader = source.open("\"\xe9\"");
     reader.read_string();
