@@ -196,8 +196,15 @@ void Loader::Run::work() {
     const std::int64_t step = next_step_, place = next_place_, places = places_of(step);
     Slot& slot = slot_of(step);
     if (place == 0) {
+      try {
+        slot.places.resize(static_cast<std::size_t>(places));
+      } catch (...) {   // no memory: thrown when the step's turn comes, as steps before it may still be finished
+        failure_ = std::current_exception();
+        failed_step_ = step;
+        changed_.notify_all();
+        return;
+      }
       slot.state = State::loading;
-      slot.places.resize(static_cast<std::size_t>(places));
       slot.unfinished = places;
     }
     if (++next_place_ >= places) {
@@ -424,9 +431,10 @@ LoaderTimes Loader::times() const {
   return {shared_->source.decode_s() - shared_->decode_before_s, shared_->source.transform_s() - shared_->transform_before_s, shared_->wait_s};
 }
 
-std::vector<BadImage> Loader::bad_images() const {
+std::vector<BadImage> Loader::bad_images(std::size_t first) const {
   const std::lock_guard lock(shared_->mutex);
-  return shared_->bad;
+  const auto begin = shared_->bad.begin() + static_cast<std::ptrdiff_t>(std::min(first, shared_->bad.size()));
+  return {begin, shared_->bad.end()};
 }
 
 }  // namespace detr::data

@@ -106,8 +106,8 @@ class Loader {
   double last_wait_s() const;
   /// Since start().
   LoaderTimes times() const;
-  /// Unreadable pictures so far, in the order of their first meeting.
-  std::vector<BadImage> bad_images() const;
+  /// Unreadable pictures so far, in the order of their first meeting, from the `first`-th on. For any thread.
+  std::vector<BadImage> bad_images(std::size_t first = 0) const;
 
  private:
   struct Shared;

@@ -290,6 +290,21 @@ TEST_CASE("loader: unreadable pictures in evaluation are left out and named", "[
   CHECK(called == std::vector<std::int64_t>{107, 128, 135, 142, 149, 156});
   REQUIRE(loader.bad_images().size() == 6);
   CHECK(loader.bad_images()[0].reason.find("1.png") != std::string::npos);
+  REQUIRE(loader.bad_images(5).size() == 1);
+  CHECK(loader.bad_images(5)[0].image_id == 156);
+  CHECK(loader.bad_images(7).empty());
+}
+
+TEST_CASE("loader: a batch that no memory can hold is the caller's exception", "[cpu]") {
+  const DataSet set(3);
+  LoaderOptions options = small_options();
+  options.batch_size = std::int64_t{1} << 60;
+  Loader loader = set.loader(options);
+  Batch batch;
+  for (int i = 0; i < 2; ++i) {
+    loader.start(0);
+    expect_throws<std::length_error>([&] { loader.next(batch); }, "");
+  }
 }
 
 TEST_CASE("loader: with the reference's rules groups follow a rank's own pictures, in the slots of all", "[cpu]") {
