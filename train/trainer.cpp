@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <deque>
 #include <fstream>
+#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/timing.h"
@@ -63,7 +64,21 @@ void Trainer::enter(const char* phase, dist::Waits waits) const {
 
 bool Trainer::next_batch(data::Batch& batch) {
   enter("load", dist::Waits::loader);
-  return train_loader_->next(batch);
+  try {
+    const bool got = train_loader_->next(batch);
+    tell_bad(*train_loader_, told_train_);
+    return got;
+  } catch (...) {
+    tell_bad(*train_loader_, told_train_);   // one of them may be why
+    throw;
+  }
+}
+
+void Trainer::tell_bad(const data::Loader& loader, std::size_t& told) {
+  for (const data::BadImage& bad : loader.bad_images(told)) {
+    reporter_.warning(concat("image ", bad.image_id, " left out: ", bad.reason));
+    ++told;
+  }
 }
 
 void Trainer::stop_loader() {
@@ -80,6 +95,10 @@ std::int64_t Trainer::total_steps() const {
   return options_.max_steps > 0 ? std::min(total, options_.max_steps) : total;
 }
 
+bool Trainer::out_of_patience() const { return config_.patience > 0 && state_.evaluations_since_best >= config_.patience; }
+
+bool Trainer::done() const { return state_.step >= total_steps() || out_of_patience(); }
+
 bool Trainer::out_of_time() const { return options_.time_limit_s > 0 && now_s() - started_s_ > options_.time_limit_s; }
 
 CheckpointInfo Trainer::info() const {
@@ -95,27 +114,33 @@ CheckpointInfo Trainer::info() const {
   return info;
 }
 
-/// A save that fails costs nothing but safety, so the run goes on, unless it is the last one or the third in a row.
 void Trainer::save(bool finished) {
   const double begin = now_s();
   state_.finished = finished;
   check_replicas();
   enter("save");
+  const std::string error = written("last.safetensors", [&](const std::filesystem::path& file) { save_checkpoint(file, *store_, *optimizer_, info()); });
+  saved_at_s_ = now_s();
+  save_took_s_ = saved_at_s_ - begin;
+  count_save(error, finished || stopping_);
+}
+
+std::string Trainer::written(const std::string& name, const std::function<void(const std::filesystem::path&)>& write) {
   std::string error;
   if (replicas_.root()) {
     try {
-      save_checkpoint(options_.output_dir / "last.safetensors", *store_, *optimizer_, info());
-      reporter_.saved("last.safetensors", state_.step);
+      write(options_.output_dir / name);
+      reporter_.saved(name, state_.step);
     } catch (const StorageError& failure) {
       error = failure.what();
     }
   }
-  error = replicas_.from_root(error, "save");   // and nobody waits inside a step for a slow disk
-  saved_at_s_ = now_s();
-  save_took_s_ = saved_at_s_ - begin;
+  return replicas_.from_root(error, "save");   // and nobody waits inside a step for a slow disk
+}
+
+void Trainer::count_save(const std::string& error, bool last) {
   failed_saves_ = error.empty() ? 0 : failed_saves_ + 1;
   if (error.empty()) return;
-  const bool last = finished || stopping_;
   if (last || failed_saves_ >= 3) throw StorageError(error, last ? "" : " (three times in a row)");
   warn("not saved: " + error + "; the run goes on, and tries again");
 }
@@ -132,10 +157,10 @@ RunSummary Trainer::run(const std::atomic<bool>& stop) {
 
 RunSummary Trainer::run_epochs() {
   RunSummary summary;
-  if (state_.finished && state_.step >= total_steps()) {
+  if (state_.finished && done()) {
     summary.end = RunEnd::already_finished;
   } else {
-    while (state_.step < total_steps()) {
+    while (!done()) {
       if (run_epoch(summary)) continue;
       stopping_ = true;
       if (state_.step > 0) save(false);
@@ -294,12 +319,9 @@ bool Trainer::finish_epoch(RunSummary& summary, EpochRecord& record) {
   if (replicas_.root() && record.evaluation && record.evaluation->AP < 0.001 && record.evaluation->AP >= 0) {
     for (const std::string& line : diagnose_low_ap(*options_.val.coco, detections_, stream_.pool().threads())) reporter_.note("AP near 0: " + line);
   }
-  if (config_.patience > 0 && state_.evaluations_since_best >= config_.patience) {
-    note(concat("no better AP in ", config_.patience, " evaluations: done"));
-    options_.max_steps = state_.step;
-  }
+  if (out_of_patience()) note(concat("no better AP in ", config_.patience, " evaluations: done"));
   // Epochs of a second or two, on a small data set, would go by in saving: at most a tenth of the time does.
-  if (!last && config_.save_every > 0 && state_.epoch % config_.save_every == 0) {
+  if (!done() && config_.save_every > 0 && state_.epoch % config_.save_every == 0) {
     const bool due = now_s() - saved_at_s_ >= 10 * save_took_s_;
     if (!replicas_.from_root(due ? "due" : "", "whether to save").empty()) save(false);
   }
@@ -313,15 +335,19 @@ void Trainer::keep_best(const EpochRecord& record) {
     ++state_.evaluations_since_best;
     return;
   }
-  state_.best_ap = result.AP;
-  state_.best_epoch = record.epoch;
+  const double best_ap = std::exchange(state_.best_ap, result.AP);
+  const std::int64_t best_epoch = std::exchange(state_.best_epoch, record.epoch);
   state_.evaluations_since_best = 0;
-  best_ = result;
-  if (!replicas_.root()) return;
   CheckpointInfo best = info();
   best.scored = raw_wins || !config_.optimizer.use_ema ? "model" : "ema";
-  save_weights(options_.output_dir / "best.safetensors", *store_, best);
-  reporter_.saved("best.safetensors", state_.step);
+  const std::string error = written("best.safetensors", [&](const std::filesystem::path& file) { save_weights(file, *store_, best); });
+  if (error.empty()) {
+    best_ = result;
+  } else {   // the best is what the file holds
+    state_.best_ap = best_ap;
+    state_.best_epoch = best_epoch;
+  }
+  count_save(error, false);
 }
 
 std::optional<data::EvalResult> Trainer::evaluate(bool ema) {
@@ -335,6 +361,7 @@ std::optional<data::EvalResult> Trainer::evaluate(bool ema) {
     if (replicas_.root()) reporter_.evaluating(std::min(total, done * replicas_.size()), total);
     return !(wish = wished());
   });
+  tell_bad(*val_loader_, told_val_);
   if (replicas_.any(wish, "evaluation")) return std::nullopt;
   detections_ = replicas_.gather(std::move(found));
   data::EvalResult result;

@@ -53,6 +53,7 @@ void Trainer::begin(std::int64_t reserve) {
 
 Trainer::~Trainer() {
   if (options_.ranks.closed) options_.ranks.closed();
+  stop_loader();   // first: its threads call back
 }
 
 std::unique_ptr<models::RtDetr> Trainer::make_model() const {
@@ -105,7 +106,6 @@ void Trainer::build_loaders() {
   common.limits = config_.limits;
   common.bad_images = config_.bad_images;
   common.max_bad_share = config_.max_bad_share;
-  common.on_bad_image = [this](const data::BadImage& bad) { reporter_.warning(concat("image ", bad.image_id, " left out: ", bad.reason)); };
   common.rank = replicas_.rank();
   common.ranks = replicas_.size();
   const auto limit = options_.overfit > 0 ? options_.overfit : std::numeric_limits<std::int64_t>::max();
@@ -128,11 +128,10 @@ void Trainer::build_loaders() {
   if (const std::int64_t parts = replicas_.size() * config_.accum; train.batch_size % parts != 0)
     throw ConfigError("batch size ", train.batch_size, " must be a multiple of ", parts, ": ", replicas_.size(), " ranks x ", config_.accum, " micro-batches");
   keys_ = keys_of(train, most_boxes(), config_.accum);
-  train.on_bad_image = [this, report = common.on_bad_image](const data::BadImage& bad) {
-    bad_here_.push_back(bad.image_id);
-    report(bad);
-  };
-  if (replicas_.size() > 1) train.agree = [this](std::int64_t epoch, std::int64_t step, const data::StepCounts& local) { return agree(epoch, step, local); };
+  if (replicas_.size() > 1) {
+    train.on_bad_image = [this](const data::BadImage& bad) { bad_here_.push_back(bad.image_id); };
+    train.agree = [this](std::int64_t epoch, std::int64_t step, const data::StepCounts& local) { return agree(epoch, step, local); };
+  }
   train_loader_ = std::make_unique<data::Loader>(options_.train.coco, options_.train.images, train_images, train);
   if (!options_.val.coco) return;
 

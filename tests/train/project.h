@@ -1,6 +1,8 @@
 #pragma once
 #include <atomic>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "data/synth.h"
@@ -11,25 +13,38 @@
 
 namespace detr::test {
 
-/// Writes log.txt and keeps the rest; may set the stop flag.
+/// Writes log.txt and keeps the rest; may set the stop flag. Notices calls on more than one thread.
 class Recorder final : public train::Reporter {
  public:
   explicit Recorder(const std::filesystem::path& folder) : log_(folder) {}
-  void note(const std::string& line) override { notes.push_back(line); }
-  void warning(const std::string& line) override { warnings.push_back(line); }
+  void note(const std::string& line) override {
+    look_at_thread();
+    notes.push_back(line);
+  }
+  void warning(const std::string& line) override {
+    look_at_thread();
+    warnings.push_back(line);
+  }
   void step(const train::StepRecord& record) override {
+    look_at_thread();
     steps.push_back(record);
     log_.step(record, true);
     if (record.step == stop_at_step) stop = true;
+    if (on_step) on_step(record);
   }
   void evaluating(std::int64_t, std::int64_t) override {
+    look_at_thread();
     if (stop_in_evaluation) stop = true;
   }
   void epoch(const train::EpochRecord& record) override {
+    look_at_thread();
     epochs.push_back(record);
     log_.epoch(record);
   }
-  void saved(const std::string& file, std::int64_t) override { files.push_back(file); }
+  void saved(const std::string& file, std::int64_t) override {
+    look_at_thread();
+    files.push_back(file);
+  }
 
   std::vector<std::string> notes, warnings, files;
   std::vector<train::StepRecord> steps;
@@ -37,8 +52,16 @@ class Recorder final : public train::Reporter {
   std::atomic<bool> stop{false};
   std::int64_t stop_at_step = -1;
   bool stop_in_evaluation = false;
+  std::function<void(const train::StepRecord&)> on_step;
+  std::atomic<bool> several_threads{false};
 
  private:
+  void look_at_thread() {
+    std::thread::id none;
+    if (!thread_.compare_exchange_strong(none, std::this_thread::get_id()) && thread_ != std::this_thread::get_id()) several_threads = true;
+  }
+
+  std::atomic<std::thread::id> thread_{};
   train::MetricLog log_;
 };
 

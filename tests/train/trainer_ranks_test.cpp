@@ -80,6 +80,25 @@ TEST_CASE("trainer on ranks: equal replicas, one reporter, and the same bits whe
   }
 }
 
+TEST_CASE("trainer on ranks: one that fails does not wait for what its loader waits for", "[cpu]") {
+  if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
+  const Project project;
+  const dist::Clock::time_point begin = dist::Clock::now();
+  const Runs runs = run_on(project, 2, "fails", {}, [](int rank, RunConfig& config, RunOptions&, Recorder& recorder) {
+    config.train.batch_size = 2;
+    config.train.drop_last = false;
+    if (rank != 0) return;
+    config.train.num_workers = 8;   // its loader runs ahead, to where it waits for the other's
+    recorder.on_step = [](const StepRecord&) {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      throw StorageError("nothing can be told");
+    };
+  });
+  CHECK(runs.thrown[0] == "nothing can be told");
+  CHECK_FALSE(runs.thrown[1].empty());
+  CHECK(dist::Clock::now() - begin < kPatience);
+}
+
 TEST_CASE("trainer on ranks: a stop wish in an evaluation holds for all", "[cpu]") {
   if constexpr (!dist::kHasGloo) SKIP("this build has no Gloo");
   const Project project;

@@ -206,4 +206,58 @@ TEST_CASE("trainer: no better AP for a while ends the run", "[cpu]") {
   CHECK(summary.end == RunEnd::finished);
   CHECK(summary.state.epoch == 2);   // the first evaluation is the best, the second brings the same
   CHECK(contains(recorder.notes, "no better AP in 1 evaluations: done"));
+
+  // It stays finished until there is more patience.
+  Recorder again(project.dir / "out");
+  const RunSummary second = run(project.config, project.options("out", project.last("out")), again);
+  CHECK(second.end == RunEnd::already_finished);
+  CHECK(second.state.step == summary.state.step);
+  CHECK(second.hash == summary.hash);
+  CHECK(again.steps.empty());
+  project.config.patience = 2;
+  Recorder more(project.dir / "out");
+  const RunSummary third = run(project.config, project.options("out", project.last("out")), more);
+  CHECK(third.end == RunEnd::finished);
+  CHECK(third.state.epoch == 3);
+}
+
+TEST_CASE("trainer: pictures that cannot be read are reported on the thread that trains", "[cpu]") {
+  Project project;
+  project.config.bad_images = data::BadImages::skip;
+  std::vector<std::int64_t> ids;
+  for (const SplitData* split : {&project.train, &project.val}) {
+    const data::ImageRecord& image = split->coco->images.at(1);
+    write_text(split->images / image.file_name, "<html>");
+    ids.push_back(image.id);
+  }
+  Recorder recorder(project.dir / "out");
+  CHECK(run(project.config, project.options("out"), recorder).end == RunEnd::finished);
+  CHECK_FALSE(recorder.several_threads);
+  REQUIRE(recorder.warnings.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) CHECK(recorder.warnings[i].starts_with(concat("image ", ids[i], " left out: ")));
+
+  // One that ends the run has been told by then.
+  project.config.bad_images = data::BadImages::stop;
+  Recorder stopped(project.dir / "stopped");
+  expect_throws<DataError>([&] { run(project.config, project.options("stopped"), stopped); }, project.train.coco->images.at(1).file_name);
+  CHECK(contains(stopped.warnings, concat("image ", ids[0], " left out: ")));
+  CHECK_FALSE(stopped.several_threads);
+}
+
+TEST_CASE("trainer: the best weights that cannot be written are a warning, and the third failure the end", "[cpu]") {
+  Project project;
+  write_text(project.dir / "out" / "best.safetensors" / "x", "where the file should be");
+  Recorder recorder(project.dir / "out");
+  const RunSummary summary = run(project.config, project.options("out"), recorder);
+  CHECK(summary.end == RunEnd::finished);
+  CHECK(summary.state.best_epoch == -1);   // what best.safetensors would hold
+  CHECK(contains(recorder.warnings, "best.safetensors: cannot be renamed into place: "));
+  CHECK(contains(recorder.warnings, "; the run goes on, and tries again"));
+  CHECK(fs::exists(project.last("out")));
+
+  project.config.epochs = 4;
+  project.config.save_every = 0;   // so that no other save is between
+  Recorder third(project.dir / "out");
+  expect_throws<StorageError>([&] { run(project.config, project.options("out"), third); }, "(three times in a row)");
+  CHECK(third.epochs.size() == 2);
 }
