@@ -1,7 +1,9 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iomanip>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -17,6 +19,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "1";
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;   // of steps, epochs, ...: what a JSON number holds exactly
 
 template <class T>
 void permute(const Tensor& ours, Tensor& theirs, bool to_reference) {
@@ -36,7 +39,14 @@ Tensor to_reference(const Tensor& ours) {
   return theirs;
 }
 
-void from_reference(const Tensor& theirs, const Tensor& ours) {
+/// Reads weights or moments into `ours`, in our layout and dtype. Throws StorageError where they are no finite numbers.
+void read_values(const SafetensorsFile& file, const fs::path& path, const std::string& name, const Tensor& ours) {
+  const Tensor theirs = file.read(name);
+  const DType type = theirs.dtype();
+  if (type != DType::f32 && type != DType::f64) throw StorageError(path.string(), ": ", name, " is ", type, ", wanted numbers with a fraction");
+  for (std::int64_t i = 0; i < theirs.numel(); ++i) {
+    if (!std::isfinite(host_value(theirs, i))) throw StorageError(path.string(), ": ", name, " has a value that is not finite");
+  }
   Tensor source = theirs;
   if (source.dtype() != ours.dtype()) {
     source = host_zeros(theirs.shape(), ours.dtype());
@@ -62,35 +72,53 @@ std::map<std::string, std::string> metadata_of(const CheckpointInfo& info) {
           {"step", std::to_string(s.step)}, {"epoch", std::to_string(s.epoch)}, {"seed", std::to_string(s.seed)}, {"ema_updates", std::to_string(info.ema_updates)}, {"scored", info.scored}};
 }
 
+/// A member that must be a whole number from `low` to `high`, and not only round to one.
+std::int64_t whole_number_of(const json& object, const char* name, std::int64_t low, std::int64_t high) {
+  const json& value = object.at(name);
+  const bool fits = value.is_number_integer() && (!value.is_number_unsigned() || value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMaxCount));
+  if (!fits || value.get<std::int64_t>() < low || value.get<std::int64_t>() > high) throw StorageError(name, " is ", value.dump(), ", wanted a whole number from ", low, " to ", high);
+  return value.get<std::int64_t>();
+}
+
+std::int64_t count_of(const json& object, const char* name, std::int64_t high = kMaxCount) { return whole_number_of(object, name, 0, high); }
+
+double number_of(const json& object, const char* name, double low = std::numeric_limits<double>::lowest(), double high = std::numeric_limits<double>::max()) {
+  const json& value = object.at(name);
+  if (!value.is_number() || !(value.get<double>() >= low && value.get<double>() <= high)) throw StorageError(name, " is ", value.dump(), ", wanted a number from ", low, " to ", high);
+  return value.get<double>();
+}
+
 CheckpointInfo info_of(const std::map<std::string, std::string>& metadata, const fs::path& path) {
   if (!metadata.contains("checkpoint")) throw StorageError(path.string(), ": is no checkpoint of detrtrain; -t takes weights of others");
   if (metadata.at("checkpoint") != kFormat) throw StorageError(path.string(), ": checkpoint format ", metadata.at("checkpoint"), ", this build knows ", kFormat);
   try {
     CheckpointInfo info;
     const json s = json::parse(metadata.at("state"));
-    info.state.step = s.at("step");
-    info.state.epoch = s.at("epoch");
-    info.state.epoch_step = s.at("epoch_step");
+    info.state.step = count_of(s, "step");
+    info.state.epoch = count_of(s, "epoch");
+    info.state.epoch_step = count_of(s, "epoch_step");
+    if (!s.at("seed").is_number_unsigned()) throw StorageError("seed is ", s.at("seed").dump());
     info.state.seed = s.at("seed");
-    info.state.skipped = s.at("skipped");
-    info.state.skips_in_row = s.at("skips_in_row");
-    info.state.best_ap = s.at("best_ap");
-    info.state.best_epoch = s.at("best_epoch");
-    info.state.evaluations_since_best = s.at("evaluations_since_best");
-    info.state.finished = s.at("finished");
-    info.state.epoch_loss = s.at("epoch_loss");
+    info.state.skipped = count_of(s, "skipped");
+    info.state.skips_in_row = count_of(s, "skips_in_row");
+    info.state.best_ap = number_of(s, "best_ap", -2, 1);
+    info.state.best_epoch = whole_number_of(s, "best_epoch", -1, kMaxCount);
+    info.state.evaluations_since_best = count_of(s, "evaluations_since_best");
+    info.state.finished = s.at("finished").get<bool>();
+    info.state.epoch_loss = number_of(s, "epoch_loss");
     info.state.epoch_terms = s.at("epoch_terms").get<NamedValues>();
-    info.state.epoch_counted = s.at("epoch_counted");
-    info.warmup_steps = s.at("warmup_steps");
-    info.ema_ramp = s.at("ema_ramp");
+    info.state.epoch_counted = count_of(s, "epoch_counted");
+    info.warmup_steps = count_of(s, "warmup_steps");
+    info.ema_ramp = number_of(s, "ema_ramp", 0);
     for (const json& c : json::parse(metadata.at("classes"))) info.classes.push_back({c.at("id"), c.at("name")});
     info.config = metadata.at("config");
-    info.ema_updates = std::stoll(metadata.at("ema_updates"));
+    info.ema_updates = count_of({{"ema_updates", json::parse(metadata.at("ema_updates"))}}, "ema_updates", info.state.step);
     info.version = metadata.at("detrtrain");
     info.scored = metadata.at("scored");
+    if (info.scored != "ema" && info.scored != "model") throw StorageError("scored is '", info.scored, "'");
     return info;
   } catch (const std::exception& error) {
-    throw StorageError(path.string(), ": metadata is not complete: ", error.what());
+    throw StorageError(path.string(), ": metadata is not complete or not possible: ", error.what());
   }
 }
 
@@ -152,7 +180,7 @@ CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Opti
     }
     if (file.shape(name) != models::reference_shape(into.shape()))
       throw StorageError(path.string(), ": ", name, " is ", file.shape(name), ", wanted ", models::reference_shape(into.shape()), ": it belongs to another model");
-    from_reference(file.read(name), into);
+    read_values(file, path, name, into);
   };
   const Tensor weights = store.on_host(store.weights()), ema = store.on_host(store.ema()), exp_avg = store.on_host(store.exp_avg()),
                exp_avg_sq = store.on_host(store.exp_avg_sq()), steps = optimizer.steps();
@@ -166,7 +194,12 @@ CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Opti
     load("optim.exp_avg_sq." + p.name(), store.slice(exp_avg_sq, p));
     const std::string step = "optim.step." + p.name();
     if (!file.contains(step)) throw StorageError(path.string(), ": ", step, " is missing");
-    steps.data<std::int64_t>()[i] = file.read(step).data<std::int64_t>()[0];
+    if (file.shape(step) != Shape{}) throw StorageError(path.string(), ": ", step, " is ", file.shape(step), ", wanted one number");
+    const Tensor count = file.read(step);
+    if (count.dtype() != DType::i64) throw StorageError(path.string(), ": ", step, " is ", count.dtype(), ", wanted i64");
+    const std::int64_t updates = count.data<std::int64_t>()[0];
+    if (updates < 0 || updates > info.state.step) throw StorageError(path.string(), ": ", step, " is ", updates, ", wanted 0 to the run's ", info.state.step, " steps");
+    steps.data<std::int64_t>()[i] = updates;
   }
   for (const std::string& name : file.names()) {
     const std::size_t dot = name.find('.');
@@ -203,7 +236,7 @@ WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsC
     if (!file.contains(name)) report.missing.push_back(p.name());
     else if (!fits) report.reshaped.push_back(p.name());
     if (!fits) continue;
-    from_reference(file.read(name), store.slice(weights, p));
+    read_values(file, path, name, store.slice(weights, p));
     ++report.matched;
     report.matched_values += values;
     if (!depends_on_classes(p.name())) fixed_matched += values;
@@ -235,7 +268,7 @@ WeightsReport load_backbone(const fs::path& path, ParameterStore& store) {
     }
     if (found.empty()) throw StorageError(path.string(), ": has no ", p.name(), "; it is no backbone of this configuration");
     if (file.shape(found) != models::reference_shape(p.shape())) throw StorageError(path.string(), ": ", found, " is ", file.shape(found), ", wanted ", models::reference_shape(p.shape()));
-    from_reference(file.read(found), store.slice(weights, p));
+    read_values(file, path, found, store.slice(weights, p));
     ++report.tensors;
     ++report.matched;
     report.values += p.shape().numel();

@@ -53,11 +53,11 @@ void save_checkpoint(const std::filesystem::path& file, ParameterStore& store, O
 /// Weights alone (best.safetensors): model.<name> and ema.<name> with the same metadata.
 void save_weights(const std::filesystem::path& file, ParameterStore& store, const CheckpointInfo& info);
 
-/// Reads the metadata. Throws StorageError if the file is no checkpoint of ours.
+/// Reads the metadata. Throws StorageError if the file is no checkpoint of ours, or a number in it is none that a run can have.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& file);
 
-/// Restores everything that save_checkpoint wrote. Throws StorageError naming the first tensor that is missing or does not fit, or
-/// a state that is not complete (a weights-only file: it says -t).
+/// Restores everything that save_checkpoint wrote. Throws StorageError naming the first tensor that is missing, does not fit or has a
+/// value that is not finite, or a state that is not complete (a weights-only file: it says -t).
 CheckpointInfo load_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer);
 
 /// How much of a model a weights file covered.

@@ -1,6 +1,9 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "runtime/safetensors.h"
 #include "tests/train/rig.h"
@@ -184,6 +187,78 @@ TEST_CASE("checkpoint: another model is refused by name", "[cpu]") {
   expect_throws<StorageError>([&] { read_checkpoint_info(dir / "future.safetensors"); }, "checkpoint format 9, this build knows 1");
   write_safetensors(dir / "half.safetensors", {}, {{"checkpoint", "1"}, {"state", "{}"}});
   expect_throws<StorageError>([&] { read_checkpoint_info(dir / "half.safetensors"); }, "metadata is not complete");
+}
+
+TEST_CASE("checkpoint: numbers that no run has are refused", "[cpu]") {
+  const TempDir dir;
+  Rig rig(1), loaded(2);
+  train_a_little(rig);
+  save(dir / "a.safetensors", rig, 17);
+  const SafetensorsFile whole(dir / "a.safetensors");
+  std::map<std::string, std::string> metadata;   // without the hashes, as another program would write it
+  for (const auto& [key, value] : whole.metadata()) {
+    if (!key.starts_with("hash")) metadata[key] = value;
+  }
+  const auto refused = [&](const std::string& name, const Tensor& tensor, const std::string& text) {
+    std::vector<NamedTensor> tensors;
+    for (const std::string& other : whole.names()) tensors.push_back({other, other == name ? tensor : whole.read(other)});
+    write_safetensors(dir / "b.safetensors", tensors, metadata);
+    expect_throws<StorageError>([&] { load_checkpoint(dir / "b.safetensors", loaded.store, loaded.optimizer); }, "b.safetensors: " + name + text);
+  };
+  const std::string bias = "decoder.enc_score_head.bias", step = "optim.step." + bias;
+  refused(step, host_zeros({0}, DType::i64), " is (0), wanted one number");
+  refused(step, host_tensor<float>({}, {1}), " is f32, wanted i64");
+  refused(step, host_tensor<std::int64_t>({}, {-1}), " is -1, wanted 0 to the run's 17 steps");
+  refused(step, host_tensor<std::int64_t>({}, {18}), " is 18, wanted 0 to the run's 17 steps");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const char* kind : {"model.", "ema.", "optim.exp_avg.", "optim.exp_avg_sq."}) {
+    refused(kind + bias, host_tensor<float>({3}, {0, nan, 0}), " has a value that is not finite");
+    refused(kind + bias, host_tensor<std::int64_t>({3}, {0, 1, 0}), " is i64, wanted numbers with a fraction");
+    refused(kind + bias, host_tensor<std::uint8_t>({3}, {0, 1, 0}), " is u8, wanted numbers with a fraction");
+  }
+  // The same for weights alone, of ours and of others.
+  for (const Tensor& values : {host_tensor<float>({3}, {0, std::numeric_limits<float>::infinity(), 0}), host_tensor<std::int64_t>({3}, {0, 1, 0})}) {
+    write_safetensors(dir / "c.safetensors", std::vector<NamedTensor>{{bias, values}}, {});
+    expect_throws<StorageError>([&] { load_weights(dir / "c.safetensors", loaded.store, WeightsChoice::scored, true); }, "c.safetensors: " + bias);
+  }
+}
+
+TEST_CASE("checkpoint: counters that no run has are refused", "[cpu]") {
+  const TempDir dir;
+  Rig rig;
+  save(dir / "a.safetensors", rig, 17);
+  const std::map<std::string, std::string> good = SafetensorsFile(dir / "a.safetensors").metadata();
+  const auto refused = [&](const std::string& key, const std::string& value, const std::string& text) {
+    std::map<std::string, std::string> metadata;
+    for (const auto& [name, old] : good) {
+      if (!name.starts_with("hash")) metadata[name] = old;
+    }
+    if (key == "ema_updates" || key == "scored") {
+      metadata[key] = value;
+    } else {
+      nlohmann::json state = nlohmann::json::parse(metadata.at("state"));
+      REQUIRE(state.contains(key));
+      state[key] = nlohmann::json::parse(value);
+      metadata["state"] = state.dump();
+    }
+    write_safetensors(dir / "b.safetensors", {}, metadata);
+    INFO(key << " " << value);
+    expect_throws<StorageError>([&] { read_checkpoint_info(dir / "b.safetensors"); }, "b.safetensors: metadata is not complete or not possible: " + text);
+  };
+  for (const char* key : {"step", "epoch_step", "skipped", "skips_in_row", "evaluations_since_best", "epoch_counted", "warmup_steps"}) {
+    for (const char* value : {"-1", "1.5", "9007199254740993", "18446744073709551615", "\"1\"", "null", "1e300"}) refused(key, value, concat(key, " is ", nlohmann::json::parse(value).dump(), ", wanted a whole number from 0 to "));
+  }
+  refused("best_epoch", "-2", "best_epoch is -2, wanted a whole number from -1 to ");
+  refused("seed", "-1", "seed is -1");
+  refused("best_ap", "1.5", "best_ap is 1.5, wanted a number from -2 to 1");
+  refused("best_ap", "null", "best_ap is null");
+  refused("epoch_loss", "null", "epoch_loss is null");
+  refused("ema_ramp", "-1.5", "ema_ramp is -1.5, wanted a number from 0 to ");
+  refused("finished", "1", "");
+  refused("ema_updates", "-1", "ema_updates is -1, wanted a whole number from 0 to 17");
+  refused("ema_updates", "18", "ema_updates is 18");
+  refused("ema_updates", "3 and more", "");
+  refused("scored", "both", "scored is 'both'");
 }
 
 TEST_CASE("weights: which ones, and across class counts", "[cpu]") {
