@@ -1,5 +1,6 @@
 #include <array>
 
+#include "kernels/optimizer.h"
 #include "train/config_schema.h"
 
 // The table of keys. Defaults are those of the structs in models/detr/config.h, train/optimizer.h and train/config.h; names, and the
@@ -10,6 +11,7 @@ namespace {
 using enum Kind;
 
 constexpr double kMaxSide = 16384;   // pixels of an image side
+constexpr double kMaxLayers = kernels::kMaxStatuses - 1;   // each has an assignment, as the encoder's proposals have
 
 // The reference's training list. Pictures to tensors and boxes to fractions, its last two, are what the loader does anyway.
 constexpr std::string_view kTrainOps =
@@ -64,7 +66,7 @@ constexpr auto kKeys = std::to_array<Key>({
     {"RTDETRTransformerv2.feat_strides", integers, "[8, 16, 32]", "strides of the maps", {.only = "[[8, 16, 32]]"}},
     {"RTDETRTransformerv2.hidden_dim", integer, "256", "width of the decoder", {.low = 4}},
     {"RTDETRTransformerv2.num_levels", integer, "3", "maps", {.only = "[3]"}},
-    {"RTDETRTransformerv2.num_layers", integer, "6", "decoder layers", {.low = 1, .high = 64}},
+    {"RTDETRTransformerv2.num_layers", integer, "6", "decoder layers", {.low = 1, .high = kMaxLayers}},
     {"RTDETRTransformerv2.num_queries", integer, "300", "object queries", {.low = 1}},
     {"RTDETRTransformerv2.nhead", integer, "8", "attention heads", {.low = 1}},
     {"RTDETRTransformerv2.dim_feedforward", integer, "1024", "width inside the feed-forward part", {.low = 1}},

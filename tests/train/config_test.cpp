@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "data/augment.h"
+#include "kernels/optimizer.h"
 #include "tests/support.h"
 
 using namespace detr;
@@ -271,6 +272,9 @@ TEST_CASE("config: updates take scalars as YAML does, and JSON", "[cpu]") {
   expect_update_error("optimizer.lrr=1", "unknown key 'optimizer.lrr' (-u); did you mean 'optimizer.lr'?");
   expect_update_error("optimzer.lr=1", "did you mean 'optimizer.lr'?");
   expect_update_error("optimizer=3", "holds keys and cannot be 3");
+  // As many decoder layers as a step has room for, with the encoder's proposals.
+  CHECK(updated("RTDETRTransformerv2.num_layers=15").model.decoder.num_layers + 1 == static_cast<std::int64_t>(kernels::kMaxStatuses));
+  expect_resolve_error("RTDETRTransformerv2.num_layers=16", "RTDETRTransformerv2.num_layers");
   expect_update_error("optimizer.lr.x=3", "unknown key 'optimizer.lr.x'");
   expect_update_error("ema={\"decai\": 1}", "did you mean 'ema.decay'?");
   expect_update_error("epochs", "wanted KEY=VALUE");
