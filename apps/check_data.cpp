@@ -110,7 +110,7 @@ void draw_samples(const data::CheckOptions::Split& split, const fs::path& folder
   for (std::int64_t k = 0; k < std::min<std::int64_t>(8, count); ++k) {
     const data::ImageRecord& record = coco.images[static_cast<std::size_t>(k * count / std::min<std::int64_t>(8, count))];
     try {
-      data::Image image = data::decode_image(data::image_path(split.images, record.file_name), exif, record.width, record.height).image;
+      data::Image image = data::decode_image(data::open_image(split.images, record.file_name), exif, record.width, record.height).image;
       std::vector<data::DrawnBox> boxes;
       for (std::int64_t a = record.first; a < record.first + record.count; ++a) {
         const data::Annotation& annotation = coco.annotations[static_cast<std::size_t>(a)];
@@ -131,8 +131,14 @@ Outcome run_check(const CheckFlags& flags, const CommonOptions& common) {
   data::CheckOptions options;
   options.decode = decode_count(flags.decode);
   options.splits = splits_of(flags, common);
+  if (!flags.fix_out.empty() && options.splits.size() != 1) throw ConfigError("--fix-out repairs one annotation file: name it by --ann");
   options.duplicates = flags.duplicates;
-  options.exif = exif_of(flags.data.exif);
+  if (!common.config.empty()) {
+    const train::RunConfig config = load_config(common).resolve();
+    options.exif = config.exif;
+    options.limits = config.limits;
+  }
+  if (!flags.data.exif.empty()) options.exif = exif_of(flags.data.exif);
   options.max_report = static_cast<std::size_t>(flags.max_report);
   const data::CheckReport report = data::check_data_set(options, stream.pool());
 
@@ -150,7 +156,6 @@ Outcome run_check(const CheckFlags& flags, const CommonOptions& common) {
     for (const auto& split : options.splits) draw_samples(split, flags.vis, options.exif);
   }
   if (!flags.fix_out.empty()) {
-    if (options.splits.size() != 1) throw ConfigError("--fix-out repairs one annotation file: name it by --ann");
     data::Findings changes;
     data::write_fixed(options.splits[0].annotations, options.splits[0].images, options.exif, flags.fix_out, stream.pool(), changes);
     print_findings(changes, common.quiet);

@@ -90,7 +90,7 @@ std::filesystem::path builtin_configs();
 /// The configuration of -c (or `fallback` text of a checkpoint, or the defaults) with -u and --seed applied.
 train::Config load_config(const CommonOptions& common, const std::string& fallback_json = "");
 
-/// Data flags shared by train, eval and check-data.
+/// Data flags shared by train, eval and check-data; --bad-images is train's alone, which adds it itself.
 struct DataFlags {
   std::string data;
   std::vector<std::string> annotations, images;   ///< "PATH" or "train=PATH"

@@ -149,7 +149,6 @@ void add_data_flags(CLI::App& app, DataFlags& flags) {
   app.add_option("--ann", flags.annotations, "annotation file, or train=FILE, val=FILE, test=FILE")->take_all()->allow_extra_args(false);
   app.add_option("--images", flags.images, "image folder, or train=DIR, val=DIR, test=DIR")->take_all()->allow_extra_args(false);
   app.add_option("--exif", flags.exif, "auto, apply or ignore")->check(CLI::IsMember({"auto", "apply", "ignore"}));
-  app.add_option("--bad-images", flags.bad_images, "auto, skip or stop")->check(CLI::IsMember({"auto", "skip", "stop"}));
 }
 
 void print_findings(const data::Findings& findings, bool quiet) {

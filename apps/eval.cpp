@@ -45,12 +45,12 @@ std::vector<data::Detection> run_model(const EvalFlags& flags, const CommonOptio
   if (!flags.imgsz.empty()) {
     const PictureSize size = parse_size("--imgsz", flags.imgsz);
     loaded.config_tree.set_image_size(size.height, size.width, "--imgsz");
-    const std::int64_t classes = loaded.config.model.decoder.num_classes;
-    loaded.config = loaded.config_tree.resolve();
-    loaded.config.model.decoder.num_classes = classes;
   }
   apply_data_flags(flags.data, loaded.config_tree);
-  split = open_split(flags.data, loaded.config_tree.resolve(), flags.split, false, stream, tell_stderr(common.quiet));
+  const std::int64_t classes = loaded.config.model.decoder.num_classes;
+  loaded.config = loaded.config_tree.resolve();
+  loaded.config.model.decoder.num_classes = classes;
+  split = open_split(flags.data, loaded.config, flags.split, false, stream, tell_stderr(common.quiet));
   expect_same_classes(split.coco->file.string(), split.coco->categories, flags.weights_file, loaded.classes);
   data::LoaderOptions options;
   options.evaluation = true;

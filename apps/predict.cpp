@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct PredictFlags {
-  std::string weights_file, weights = "auto", save_json, vis, save_txt, exif = "auto", bad_images = "auto", imgsz;
+  std::string weights_file, weights = "auto", save_json, vis, save_txt, exif, bad_images = "auto", imgsz;
   std::vector<std::string> input;
   double conf = 0.5;
   std::int64_t batch_size = 8;
@@ -33,6 +33,7 @@ struct Picture {
   fs::path file;
   fs::path name;   ///< relative to the input it was found under; never leads out of an output folder
 };
+  fs::path txt;    ///< the same of its text file
 
 bool looks_like_picture(const fs::path& file) {
   std::string ending = file.extension().string();
@@ -41,6 +42,19 @@ bool looks_like_picture(const fs::path& file) {
 }
 
 /// Files as given, the pictures below folders, and the lines of .txt lists; sorted within each input.
+/// Two pictures of one name stay two: the later ones become a-1.jpg, a-2.jpg, ..., the first number that no picture has.
+void make_unique(std::vector<Picture>& pictures, fs::path Picture::* member) {
+  std::set<fs::path> given, taken;
+  for (const Picture& picture : pictures) given.insert((picture.*member).lexically_normal());
+  for (Picture& picture : pictures) {
+    const fs::path own = (picture.*member).lexically_normal();
+    if (taken.insert(own).second) continue;
+    fs::path name = own;
+    for (int n = 1; given.contains(name) || !taken.insert(name).second; ++n) name.replace_filename(concat(own.stem().string(), "-", n, own.extension().string()));
+    picture.*member = name;
+  }
+}
+
 std::vector<Picture> find_pictures(const std::vector<std::string>& inputs) {
   std::vector<Picture> pictures;
   for (const std::string& input : inputs) {
@@ -50,27 +64,24 @@ std::vector<Picture> find_pictures(const std::vector<std::string>& inputs) {
         if (entry.is_regular_file() && looks_like_picture(entry.path())) files.push_back(entry.path());
       }
       std::sort(files.begin(), files.end());
-      for (const fs::path& file : files) pictures.push_back({file, file.lexically_relative(input)});
+      for (const fs::path& file : files) pictures.push_back({file, file.lexically_relative(input), {}});
     } else if (fs::path(input).extension() == ".txt") {
       std::ifstream list(input);
       if (!list) throw DataError(input, ": cannot be read");
       for (std::string line; std::getline(list, line);) {
         if (!line.empty() && line.back() == '\r') line.pop_back();
-        if (!line.empty()) pictures.push_back({line, fs::path(line).filename()});
+        if (!line.empty()) pictures.push_back({line, fs::path(line).filename(), {}});
       }
     } else if (fs::exists(input)) {
-      pictures.push_back({input, fs::path(input).filename()});
+      pictures.push_back({input, fs::path(input).filename(), {}});
     } else {
       throw DataError(input, ": no such file or folder");
     }
   }
   if (pictures.empty()) throw DataError("--input: no pictures found");
-  // Two pictures of one name from different inputs stay two.
-  std::map<fs::path, int> seen;
-  for (Picture& picture : pictures) {
-    const int n = seen[picture.name]++;
-    if (n > 0) picture.name.replace_filename(concat(picture.name.stem().string(), "-", n, picture.name.extension().string()));
-  }
+  for (Picture& picture : pictures) picture.txt = fs::path(picture.name).replace_extension(".txt");
+  make_unique(pictures, &Picture::name);
+  make_unique(pictures, &Picture::txt);
   return pictures;
 }
 
@@ -87,7 +98,9 @@ class Predictor {
       const PictureSize size = parse_size("--imgsz", flags.imgsz);
       loaded_.config_tree.set_image_size(size.height, size.width, "--imgsz");
     }
-    const auto size = data::output_size(loaded_.config_tree.resolve().val.transforms);
+    if (!flags.exif.empty()) loaded_.config_tree.set("data.exif", nlohmann::json(flags.exif).dump(), "--exif");
+    loaded_.config = loaded_.config_tree.resolve();
+    const auto size = data::output_size(loaded_.config.val.transforms);
     height_ = size[0];
     width_ = size[1];
   }
@@ -97,8 +110,7 @@ class Predictor {
     std::vector<Read> batch;
     for (std::size_t i = 0; i < pictures.size(); ++i) {
       try {
-        const auto exif = flags_.exif == "ignore" ? data::Exif::ignore : data::Exif::automatic;   // no json states a size: automatic turns
-        batch.push_back({pictures[i], data::decode_image(pictures[i].file, exif, 0, 0, loaded_.config.limits).image});
+        batch.push_back({pictures[i], data::decode_image(pictures[i].file, loaded_.config.exif, 0, 0, loaded_.config.limits).image});   // no json states a size: auto turns
       } catch (const DataError& error) {
         if (flags_.bad_images == "stop") throw;
         std::cerr << escaped(concat("warning: left out: ", error.what())) << '\n';
@@ -162,7 +174,7 @@ class Predictor {
       data::draw_boxes(picture, drawn);
       data::write_image(output_path(flags_.vis, read.picture.name), picture);
     }
-    if (!flags_.save_txt.empty()) replace_file(output_path(flags_.save_txt, fs::path(read.picture.name).replace_extension(".txt")), txt);
+    if (!flags_.save_txt.empty()) replace_file(output_path(flags_.save_txt, read.picture.txt), txt);
   }
 
   static fs::path output_path(const fs::path& folder, const fs::path& name) {

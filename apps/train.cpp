@@ -76,7 +76,7 @@ class RankReporter final : public train::Reporter {
 fs::path resume_file(const TrainFlags& flags, bool tells) {
   if (flags.resume.empty()) return {};
   if (flags.resume != "auto") {
-    if (fs::path(flags.resume).extension() == ".pth") throw StorageError(flags.resume, ": a .pth holds nothing to resume; -t takes its weights");
+    if (fs::path(flags.resume).extension() == ".pth") throw StorageError(flags.resume, ": a .pth is not read; -r takes a checkpoint that train has written");
     if (!fs::exists(flags.resume)) throw StorageError(flags.resume, ": no such checkpoint");
     return flags.resume;
   }
@@ -245,10 +245,14 @@ train::RunRanks ranks_of(const TrainFlags& flags, const Place& place, const trai
 
 /// Where rank 0 writes, on every rank.
 fs::path share_folder(const train::RunRanks& ranks, const fs::path& folder) {
-  const fs::path shared = train::Replicas(ranks).from_root(folder.empty() ? "" : fs::absolute(folder).string(), "output folder");
-  write_record_to(shared / "fault", ranks.rank());
+  return train::Replicas(ranks).from_root(folder.empty() ? "" : fs::absolute(folder).string(), "output folder");
+}
+
+/// From now on a job that fails leaves in the folder what this rank's engine did last. Not before the start is made: until then a
+/// failure leaves nothing there.
+void record_failures(const train::RunRanks& ranks, const fs::path& folder) {
+  write_record_to(folder / "fault", ranks.rank());
   at_failure(write_record);
-  return shared;
 }
 
 int code_of_end(const train::RunSummary& summary) {
@@ -269,6 +273,7 @@ Outcome run_silently(const TrainFlags& flags, const Place& place) {
   Outcome outcome;
   outcome.code = code_of_end(trainer.run(stop_wish));
   return outcome;
+  record_failures(options.ranks, options.output_dir);
 }
 
 /// The run, or rank 0 of it.
@@ -316,6 +321,7 @@ Outcome run_train(const TrainFlags& flags, const Place& place) {
   std::string report_error;
   progress.after_epoch = [&](const train::EpochRecord& record) {
     report.write(record);
+  record_failures(options.ranks, fs::absolute(folder.path()));
     if (!report.last_error().empty() && report_error.empty()) progress.warning(report_error = report.last_error());   // once: the cause rarely goes away
   };
   const train::RunSummary summary = trainer.run(stop_wish);
@@ -324,7 +330,7 @@ Outcome run_train(const TrainFlags& flags, const Place& place) {
   Outcome outcome;
   outcome.json = summary_json(summary, folder.path());
   outcome.code = code_of_end(summary);
-  if (summary.end == train::RunEnd::already_finished) progress.note("this run is finished; more --epochs or --max-steps go on with it");
+  if (summary.end == train::RunEnd::already_finished) progress.note("this run is finished; more --epochs, --max-steps or --patience go on with it");
   if (summary.end == train::RunEnd::stopped)
     progress.note(summary.state.step > 0 ? concat("stopped after step ", summary.state.step, ", saved; -r auto --output-dir ", folder.path().string(), " goes on") : std::string("stopped before the first step"));
   if (!common.json && summary.last) {
@@ -360,7 +366,7 @@ Verb add_train(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<TrainFlags>();
   add_data_flags(app, flags->data);
   app.add_option("-r,--resume", flags->resume, "checkpoint to go on from, or auto: the newest good one in --output-dir");
-  app.add_option("-t,--tuning", flags->tuning, "weights to start from; what does not fit starts anew");
+  app.add_option("-t,--tuning", flags->tuning, "weights to start from, in safetensors; what does not fit starts anew");
   app.add_option("--backbone", flags->backbone, "weights of the backbone to start from");
   app.add_flag("--allow-partial", flags->allow_partial, "take weights that cover under 95 % of the model");
   app.add_option("--epochs", flags->epochs, "epochs; moves the recipe's stop epochs in proportion")->check(whole_number(1));
@@ -380,6 +386,7 @@ Verb add_train(CLI::App& app, const CommonOptions& common) {
   app.add_option("--output-dir", flags->output_dir, "folder of the run; default runs/<config>-NNN");
   app.add_flag("--overwrite", flags->overwrite, "start anew in a folder that is not empty");
   app.add_option("--overfit", flags->overfit, "train and evaluate on the first N pictures without augmentation")->check(whole_number(1));
+  app.add_option("--bad-images", flags->data.bad_images, "auto, skip or stop")->check(CLI::IsMember({"auto", "skip", "stop"}));
   app.add_option("--freeze", flags->freeze, "regular expression of parameter names to leave untrained; repeatable")->take_all()->allow_extra_args(false);
   app.add_option("--max-skips", flags->max_skips, "steps in a row that may fail to be finite")->check(whole_number(0));
   app.add_option("--accum", flags->accum, "micro-batches of a step on each rank, whose gradients are added")->check(whole_number(1, 4096));

@@ -70,6 +70,7 @@ TEST_CASE("data: --fix-out writes a file that is then clean", "[cpu]") {
   const std::string file = folder + "/annotations/instances_train.json", images = folder + "/images/train";
   CHECK(detrtrain({"check-data", "--ann", file, "--images", images, "--fix-out", fixed}).code == 3);
   expect_success({"check-data", "--ann", fixed, "--images", images});
+  CHECK(expect_error({"check-data", "--data", folder, "--fix-out", fixed}, 2, "--fix-out repairs one annotation file").out.empty());   // told before anything is read
 }
 
 TEST_CASE("data: pictures that fail are named, skipped or refused", "[cpu]") {

@@ -1,7 +1,9 @@
 // train, eval and predict together: what is written, and that ids and names come out as they went in.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
+#include "dist/build.h"
 #include "tests/apps/small_run.h"
 
 namespace detr::test {
@@ -84,6 +86,62 @@ TEST_CASE("run: predict names what it leaves out", "[cpu]") {
   expect_error({"predict", "-r", weights, "--input", small.path("in/a"), "--vis", small.path("p.json")}, 7, "p.json: cannot be made");
 }
 
+TEST_CASE("run: pictures of one name stay as many files", "[cpu]") {
+  const SmallData small;
+  expect_success(small.train("run", {"--max-steps", "1", "--eval-every", "0"}));
+  const fs::path pictures = small.dir() / "data/images/val", picture = fs::directory_iterator(pictures)->path();
+  for (const char* name : {"in/a/1.jpg", "in/a/1.png", "in/b/1.jpg", "in/c/1-1.jpg"}) {
+    fs::create_directories((small.dir() / name).parent_path());
+    fs::copy_file(picture, small.dir() / name);
+  }
+  const nlohmann::json object = expect_success({"predict", "-r", small.path("run/last.safetensors"), "--input", small.path("in/a"), small.path("in/b"), small.path("in/c"), "--conf", "0",
+                                                "--vis", small.path("vis"), "--save-txt", small.path("txt"), "--json"}).json();
+  Words names;
+  for (const auto& image : object.at("images")) names.push_back(image.at("file"));
+  CHECK(names == Words{"1.jpg", "1.png", "1-2.jpg", "1-1.jpg"});   // the third takes no name that was given
+  for (const std::string& name : names) CHECK(fs::file_size(small.dir() / "vis" / name) > 0);
+  Words texts;
+  for (const auto& entry : fs::directory_iterator(small.dir() / "txt")) texts.push_back(entry.path().filename());
+  std::sort(texts.begin(), texts.end());
+  CHECK(texts == Words{"1-1.txt", "1-2.txt", "1-3.txt", "1.txt"});
+}
+
+TEST_CASE("run: --exif holds for pixels and annotations alike", "[cpu]") {
+  const SmallData small;
+  expect_success(small.train("run", {"--max-steps", "1", "--eval-every", "0"}));
+  const std::string weights = small.path("run/last.safetensors"), turned = small.path("turned");
+  // The same pictures, with a word in each JPEG that they are upside down.
+  fs::copy(small.dir() / "data", turned, fs::copy_options::recursive);
+  const std::string exif("\xff\xe1\x00\x22"
+                         "Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x03\0\0\0\0\0\0\0", 36);
+  int jpegs = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(turned) / "images/val")) {
+    const std::string bytes = read_text(entry.path());
+    if (!bytes.starts_with("\xff\xd8")) continue;
+    write_text(entry.path(), bytes.substr(0, 2) + exif + bytes.substr(2));
+    ++jpegs;
+  }
+  REQUIRE(jpegs > 0);
+  const auto scored = [&](const std::string& data, const Words& more) {
+    expect_success(Words{"eval", "-r", weights, "--data", data, "--save-json", small.path("dets.json"), "-q"} + more);
+    return read_text(small.dir() / "dets.json");
+  };
+  const std::string as_stored = scored(small.data(), {});
+  CHECK(scored(turned, {"--exif", "ignore"}) == as_stored);
+  CHECK(scored(turned, {"-u", "data.exif=ignore"}) == as_stored);
+  CHECK(scored(turned, {}) != as_stored);
+  const auto predicted = [&](const std::string& data, const Words& more) {
+    return expect_success(Words{"predict", "-r", weights, "--input", data + "/images/val", "--conf", "0", "--json"} + more).json().at("images");
+  };
+  CHECK(predicted(turned, {"--exif", "ignore"}) == predicted(small.data(), {}));
+  CHECK(predicted(turned, {"-u", "data.exif=ignore"}) == predicted(small.data(), {}));
+  CHECK(predicted(turned, {}) != predicted(small.data(), {}));
+  const auto counted = [&](const Words& more) { return expect_success(Words{"check-data", "--data", turned, "--json"} + more).json().at("stats")[1].at("exif_turned").get<int>(); };
+  CHECK(counted({}) == jpegs);
+  CHECK(counted({"--exif", "ignore"}) == 0);
+  CHECK(counted({"-c", "tiny", "-u", "data.exif=ignore"}) == 0);
+}
+
 TEST_CASE("run: category ids change nothing but the ids", "[cpu]") {
   const SmallData small;
   const nlohmann::json base = expect_success(small.train("base", {"--epochs", "1", "--json"})).json();
@@ -141,6 +199,13 @@ TEST_CASE("run: the output folder", "[cpu]") {
   fs::create_directories(small.dir() / "empty");
   expect_error(small.train("empty", flags + Words{"-t", small.path("weights.safetensors")}), 7, "weights.safetensors");
   CHECK(fs::is_empty(small.dir() / "empty"));
+  if constexpr (dist::kHasGloo) {
+    const Words ranks = {"-d", "cpu", "--ranks", "2"};
+    for (const char* folder : {"none", "empty"}) expect_error(small.train(folder, flags + ranks + Words{"-t", small.path("weights.safetensors")}), 7, "weights.safetensors");
+    CHECK(!fs::exists(small.dir() / "none"));
+    CHECK(fs::is_empty(small.dir() / "empty"));
+    expect_success(small.train("empty", flags + ranks));
+  }
 }
 
 TEST_CASE("run: what cannot be written beside a run is a warning, told once", "[cpu]") {

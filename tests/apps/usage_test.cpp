@@ -23,6 +23,7 @@ TEST_CASE("usage: unknown commands and flags name the nearest", "[cpu]") {
   expect_error({"synth", "--out", "x", "-u", "seed=1"}, 2, "unknown flag -u");
   expect_error({"synth", "--out", "x", "seed=1"}, 2, "unexpected argument 'seed=1'");
   expect_error({"check-data", "--data", "x", "seed=1"}, 2, "only together with -c");
+  for (const char* verb : {"eval", "check-data"}) expect_error({verb, "--bad-images", "skip"}, 2, "unknown flag --bad-images");   // nothing there obeys it
 }
 
 TEST_CASE("usage: bench", "[cpu]") {
@@ -118,7 +119,7 @@ TEST_CASE("usage: weights and checkpoints are exit 7", "[cpu]") {
   const SmallData small;
   write_text(small.dir() / "text.safetensors", "this is no checkpoint");
   expect_error({"train", "-r", small.path("none.safetensors"), "--data", small.data()}, 7, "no such checkpoint");
-  expect_error({"train", "-r", small.path("weights.pth"), "--data", small.data()}, 7, "-t takes its weights");
+  expect_error({"train", "-r", small.path("weights.pth"), "--data", small.data()}, 7, "a .pth is not read; -r takes a checkpoint that train has written");
   expect_error({"eval", "-r", small.path("text.safetensors"), "--data", small.data()}, 7, "text.safetensors");
   expect_error({"info", "ckpt", small.path("text.safetensors")}, 7, "no safetensors file");
   // A start that fails for want of weights leaves no folder behind, so the corrected command can use it.
