@@ -33,7 +33,8 @@ std::string bar_text(const train::StepRecord& r) {
 std::string line_text(const train::StepRecord& r) {
   return fmt::format("step {} epoch {} {}/{} loss {:.4f} vfl {:.4f} bbox {:.4f} giou {:.4f} lr {:.2e} grad {:.3g} img/s {:.1f} data {:.3f} mem {:.2f}GiB rss {:.2f}GiB skipped {} eta {}",
                      r.step, r.epoch, r.epoch_step, r.steps_per_epoch, r.loss, train::term(r.terms, "loss_vfl"), train::term(r.terms, "loss_bbox"), train::term(r.terms, "loss_giou"),
-                     r.group_lr.empty() ? 0 : r.group_lr.back(), r.grad_norm, r.images_per_s, r.data_wait_s, static_cast<double>(r.memory_bytes) / kGiB, static_cast<double>(r.rss_bytes) / kGiB, r.skipped, duration_text(r.eta_s));
+                     r.group_lr.empty() ? 0 : r.group_lr.back(), r.grad_norm, r.images_per_s, r.data_wait_s, static_cast<double>(r.memory_bytes) / kGiB,
+                     static_cast<double>(r.rss_bytes) / kGiB, r.skipped, duration_text(r.eta_s));
 }
 
 std::string epoch_text(const train::EpochRecord& r) {

@@ -246,7 +246,8 @@ TEST_CASE("checkpoint: counters that no run has are refused", "[cpu]") {
     expect_throws<StorageError>([&] { read_checkpoint_info(dir / "b.safetensors"); }, "b.safetensors: metadata is not complete or not possible: " + text);
   };
   for (const char* key : {"step", "epoch_step", "skipped", "skips_in_row", "evaluations_since_best", "epoch_counted", "warmup_steps"}) {
-    for (const char* value : {"-1", "1.5", "9007199254740993", "18446744073709551615", "\"1\"", "null", "1e300"}) refused(key, value, concat(key, " is ", nlohmann::json::parse(value).dump(), ", wanted a whole number from 0 to "));
+    for (const char* value : {"-1", "1.5", "9007199254740993", "18446744073709551615", "\"1\"", "null", "1e300"})
+      refused(key, value, concat(key, " is ", nlohmann::json::parse(value).dump(), ", wanted a whole number from 0 to "));
   }
   refused("best_epoch", "-2", "best_epoch is -2, wanted a whole number from -1 to ");
   refused("seed", "-1", "seed is -1");

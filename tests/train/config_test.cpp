@@ -160,7 +160,8 @@ TEST_CASE("config: unknown keys name file, line and the nearest key", "[cpu]") {
 }
 
 TEST_CASE("config: unknown names list the built-in ones, nearest first", "[cpu]") {
-  for (const auto& [reference, ours] : {std::pair("rtdetrv2_r18vd_120e_coco", "r18"), {"rtdetrv2_r34vd_120e_coco", "r34"}, {"rtdetrv2_r50vd_m_7x_coco", "r50m"}, {"rtdetrv2_r50vd_6x_coco", "r50"}, {"rtdetrv2_r101vd_6x_coco", "r101"}})
+  for (const auto& [reference, ours] : {std::pair("rtdetrv2_r18vd_120e_coco", "r18"), {"rtdetrv2_r34vd_120e_coco", "r34"}, {"rtdetrv2_r50vd_m_7x_coco", "r50m"},
+                                       {"rtdetrv2_r50vd_6x_coco", "r50"}, {"rtdetrv2_r101vd_6x_coco", "r101"}})
     CHECK(Config::load(reference, kConfigs).to_json() == Config::load(ours, kConfigs).to_json());
   expect_throws<ConfigError>([] { Config::load("r1O1", kConfigs); }, "no configuration 'r1O1'; built-in: r101 ");
   expect_throws<ConfigError>([] { Config::load("tinny", kConfigs); }, "built-in: tiny ");
