@@ -98,6 +98,7 @@ std::vector<data::Detection> Replicas::gather(std::vector<data::Detection> detec
     const std::size_t from = std::min(begin, detections.size()), count = std::min(in_piece, detections.size() - from);
     const std::string bytes(reinterpret_cast<const char*>(detections.data() + from), count * sizeof(data::Detection));
     for (const std::string& part : ranks_.control->gather_to_root(bytes, place("detections"), no_deadline())) {
+      if (part.empty()) continue;   // memcpy takes no null, not even for no bytes
       const std::size_t old = all.size();
       all.resize(old + part.size() / sizeof(data::Detection));
       std::memcpy(static_cast<void*>(all.data() + old), part.data(), part.size());
