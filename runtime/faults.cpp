@@ -21,6 +21,7 @@ namespace detr {
 
 /// One part between semicolons, checked. What a kind has no key for keeps its default.
 struct Faults::Clause {
+  std::string text;
   std::string kind;
   std::int64_t first_step = -1, last_step = std::numeric_limits<std::int64_t>::max();   // -1: also before the first step
   std::string phase;                                                                    // empty: every one
@@ -148,6 +149,11 @@ int signal_of(const Part& part) {
   return known != signal_numbers().end() ? known->second : static_cast<int>(part.number("sig", 1, SIGRTMAX));
 }
 
+template <class... Parts>
+[[noreturn]] void hits_nothing(const std::string& clause, const Parts&... parts) {
+  throw ConfigError("DETRTRAIN_FAULT, '", escape_control(clause), "': ", escape_control(concat(parts...)));
+}
+
 std::uint64_t hash_of(const std::string& text) {   // FNV-1a
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
@@ -162,6 +168,7 @@ Faults::Faults(const std::string& text, int rank, int size) : text_(text) {
     const Part part(one);
     const auto made = std::make_shared<Clause>();
     Clause& clause = *made;
+    clause.text = one;
     clause.kind = part.kind();
     clause.rank = rank;
     std::tie(clause.first_step, clause.last_step) = steps_of(part);
@@ -293,6 +300,39 @@ std::vector<std::string> Faults::manifest_fields() const {
   std::vector<std::string> found;
   each("manifest", 0, [&](const Clause& c) { found.push_back(c.name); });
   return found;
+}
+
+void Faults::expect_parameters(const std::vector<std::pair<std::string, std::int64_t>>& parameters) const {
+  std::vector<std::string> names;
+  for (const auto& [name, size] : parameters) names.push_back(name);
+  for (const auto& clause : clauses_) {
+    if (clause->kind == "set") {
+      const auto found = std::find_if(parameters.begin(), parameters.end(), [&](const auto& parameter) { return parameter.first == clause->name; });
+      if (found == parameters.end()) hits_nothing(clause->text, "there is no trainable parameter '", clause->name, "'; did you mean '", nearest_word(clause->name, names), "'?");
+      if (clause->index >= found->second) hits_nothing(clause->text, "the parameter has ", found->second, " values, 0 to ", found->second - 1);
+    }
+    if (clause->kind != "drop" || !clause->expression) continue;
+    if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return std::regex_search(name, *clause->expression); })) {
+      hits_nothing(clause->text, "the expression is found in the name of no trainable parameter");
+    }
+  }
+}
+
+void Faults::expect_fields(const std::vector<std::string>& names) const {
+  for (const auto& clause : clauses_) {
+    if (clause->kind != "manifest" || std::find(names.begin(), names.end(), clause->name) != names.end()) continue;
+    if (names.empty()) hits_nothing(clause->text, "one rank has nobody to compare a manifest with");
+    hits_nothing(clause->text, "the manifest has no field '", clause->name, "'; did you mean '", nearest_word(clause->name, names), "'?");
+  }
+}
+
+void Faults::expect_slots(int count) const {
+  for (const auto& clause : clauses_) {
+    const bool swaps = clause->kind == "swap";
+    if ((swaps || clause->kind == "short") && (clause->number >= count || (swaps && clause->index >= count))) {
+      hits_nothing(clause->text, "there ", count == 1 ? "is one slot, 0" : concat("are ", count, " slots, 0 to ", count - 1), ", one for each bucket of gradients");
+    }
+  }
 }
 
 }  // namespace detr

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace detr {
@@ -82,6 +83,14 @@ class Faults {
   std::int64_t failing_allocation() const;
   /// Fields of the manifest to change.
   std::vector<std::string> manifest_fields() const;
+
+  /// What is asked for must be there: otherwise it would never happen, and nobody would know. Each throws ConfigError naming the fault and what there is.
+  /// Of set and drop: names of the parameters and how many values each has.
+  void expect_parameters(const std::vector<std::pair<std::string, std::int64_t>>& parameters) const;
+  /// Of manifest.
+  void expect_fields(const std::vector<std::string>& names) const;
+  /// Of swap and short: buckets of gradients.
+  void expect_slots(int count) const;
 
  private:
   struct Clause;

@@ -74,6 +74,9 @@ struct RunConfig {
 /// arithmetic for it. Throws ConfigError where there is none and bf16 is asked for.
 DType compute_dtype(const std::string& amp, const Stream& stream);
 
+/// Throws ConfigError naming the nearest sizes that fit unless the batch can be cut into equal parts for the micro-batches of all ranks.
+void expect_equal_parts(const RunConfig& config, std::int64_t ranks);
+
 /// A value of the resolved configuration and where it came from ("default", a file, "-u", a flag).
 struct ConfigOrigin {
   std::string key, origin;

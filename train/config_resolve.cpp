@@ -328,4 +328,11 @@ DType compute_dtype(const std::string& amp, const Stream& stream) {
   return fast ? DType::bf16 : DType::f32;
 }
 
+void expect_equal_parts(const RunConfig& config, std::int64_t ranks) {
+  const std::int64_t size = config.train.batch_size, parts = ranks * config.accum, below = size / parts * parts;
+  if (size % parts == 0) return;
+  throw ConfigError("--batch-size ", size, " does not divide by ", ranks, ranks == 1 ? " rank" : " ranks", " x accum ", config.accum, "; ", below > 0 ? concat(below, " and ") : "", below + parts,
+                    below > 0 ? " do" : " does");
+}
+
 }  // namespace detr::train

@@ -111,6 +111,10 @@ class Trainer {
   /// Rehearsed failures: those inside a step; bits of this replica that flip after a step.
   void arm_step();
   void flip_bits();
+  /// Throws ConfigError for one that would hit nothing.
+  void check_faults() const;
+  /// Steps become graphs, where the device and the engine can.
+  bool captures() const;
   /// Whether this rank is asked to stop; the ranks then agree where.
   bool wished() const;
   bool run_epoch(RunSummary& summary);

@@ -18,6 +18,23 @@ std::string ids_of(const std::vector<std::int64_t>& image_ids, const char* betwe
 
 }  // namespace
 
+/// Rehearsed failures are asked for while a step is enqueued, so it is enqueued each time.
+bool Trainer::captures() const { return config_.graph && options_.faults.text().empty(); }
+
+void Trainer::check_faults() const {
+  const dist::Layout layout = layout_of(*store_, step_ranks_.caps);
+  std::vector<std::pair<std::string, std::int64_t>> parameters;
+  for (const auto& parameter : layout.parameters) parameters.emplace_back(parameter.name, parameter.shape.numel());
+  options_.faults.expect_parameters(parameters);
+  options_.faults.expect_slots(static_cast<int>(layout.buckets.size()));
+  std::vector<std::string> fields;
+  if (replicas_.size() > 1 && !options_.faults.manifest_fields().empty()) {
+    const dist::Manifest whole = manifest();
+    for (const auto& [name, value] : whole.entries()) fields.push_back(name);
+  }
+  options_.faults.expect_fields(fields);
+}
+
 void Trainer::arm_step() {
   const Faults& faults = options_.faults;
   const std::int64_t base = state_.step;   // a step's own count begins with the process
@@ -80,12 +97,16 @@ dist::Manifest Trainer::manifest() const {
   add("overfit", options_.overfit);
   add("save every", options_.save_every_steps);
   add("check replicas every", options_.ranks.check_every);
+  add("steps are captured", captures() && !stream_.device().is_cpu() ? "yes" : "no");
+  add("rehearsed failures", options_.faults.text().empty() ? "none" : options_.faults.text());
   for (const std::string& expression : options_.freeze) add("freeze", expression);
   for (const auto& [key, value] : flat_config(options_.config_json)) add(key, value);
   for (const data::Category& c : options_.train.coco->categories) add("class", concat(c.id, " ", c.name));
   add("training data", digest(*options_.train.coco));
   add("validation data", options_.val.coco ? digest(*options_.val.coco) : "none");
-  manifest.add(layout_of(*store_, step_ranks_.caps));
+  dist::Manifest layout;
+  layout.add(layout_of(*store_, step_ranks_.caps));
+  for (const auto& [name, value] : layout.entries()) add(name, value);
   add("collectives", step_ranks_.plan.text());
   return manifest;
 }

@@ -34,6 +34,7 @@ Trainer::Trainer(const RunConfig& config, RunOptions options, const Stream& stre
   store_->initialise(config_.seed);
   optimizer_ = std::make_unique<Optimizer>(*store_, stream_, config_.optimizer);
   try {
+    check_faults();
     meet_ranks();
     begin(reserve);
   } catch (const std::exception& error) {
@@ -43,7 +44,7 @@ Trainer::Trainer(const RunConfig& config, RunOptions options, const Stream& stre
 }
 
 void Trainer::begin(std::int64_t reserve) {
-  step_ = std::make_unique<Step>(*model_, *store_, *optimizer_, stream_, StepOptions{config_.graph && options_.faults.text().empty(), config_.accum, step_ranks_});
+  step_ = std::make_unique<Step>(*model_, *store_, *optimizer_, stream_, StepOptions{captures(), config_.accum, step_ranks_});
   if (reserve > 0) step_->reserve(reserve);
   state_.seed = config_.seed;
   restore();
@@ -125,8 +126,7 @@ void Trainer::build_loaders() {
   train.rank_rules = config_.rank_rules;
   const models::DecoderConfig& d = config_.model.decoder;
   train.denoising = {d.num_denoising, d.label_noise_ratio, d.box_noise_scale, d.num_classes};
-  if (const std::int64_t parts = replicas_.size() * config_.accum; train.batch_size % parts != 0)
-    throw ConfigError("batch size ", train.batch_size, " must be a multiple of ", parts, ": ", replicas_.size(), " ranks x ", config_.accum, " micro-batches");
+  expect_equal_parts(config_, replicas_.size());
   keys_ = keys_of(train, most_boxes(), config_.accum);
   if (replicas_.size() > 1) {
     train.on_bad_image = [this](const data::BadImage& bad) { bad_here_.push_back(bad.image_id); };

@@ -229,5 +229,31 @@ TEST_CASE("faults: the environment", "[cpu]") {
   CHECK(Faults::from_environment(1, 2).text().empty());
 }
 
+TEST_CASE("faults: what they name must be there, where they are this rank's", "[cpu]") {
+  const std::vector<std::pair<std::string, std::int64_t>> parameters = {{"decoder.a", 3}, {"decoder.b", 1}};
+  const auto refused = [](const std::string& text, const auto& check, const std::string& wanted) {
+    const Faults mine(text, 1, 2), other(text, 0, 2);
+    INFO(text);
+    test::expect_throws<ConfigError>([&] { check(mine); }, concat("DETRTRAIN_FAULT, '", text, "': "));
+    test::expect_throws<ConfigError>([&] { check(mine); }, wanted);
+    check(other);
+  };
+  const auto by_parameters = [&](const Faults& faults) { faults.expect_parameters(parameters); };
+  const auto by_fields = [](const Faults& faults) { faults.expect_fields({"/seed", "version"}); };
+  const auto by_slots = [](const Faults& faults) { faults.expect_slots(3); };
+  refused("set:param=decoder.c,index=0,value=1,rank=1", by_parameters, "did you mean 'decoder.");
+  refused("set:param=decoder.a,index=3,value=1,rank=1", by_parameters, "3 values, 0 to 2");
+  refused("drop:param=encoder,rank=1", by_parameters, "the name of no trainable parameter");
+  refused("manifest:field=seed,rank=1", by_fields, "no field 'seed'; did you mean '/seed'?");
+  refused("manifest:field=/seed,rank=1", [](const Faults& faults) { faults.expect_fields({}); }, "nobody to compare");
+  refused("swap:a=3,b=0,rank=1", by_slots, "there are 3 slots, 0 to 2");
+  refused("swap:a=0,b=3,rank=1", by_slots, "there are 3 slots, 0 to 2");
+  refused("short:slot=3,rank=1", by_slots, "there are 3 slots, 0 to 2");
+  const Faults good("set:param=decoder.a,index=2,value=1;drop:param=^decoder;drop:p=0.5;manifest:field=version;swap:a=0,b=2;short:slot=2", 0, 1);
+  by_parameters(good);
+  by_fields(good);
+  by_slots(good);
+}
+
 }  // namespace
 }  // namespace detr
