@@ -1,9 +1,6 @@
 #include "apps/engine.h"
 
-#include <unistd.h>
-
-#include <array>
-#include <fstream>
+#include <algorithm>
 #include <iostream>
 #include <mutex>
 #include <system_error>
@@ -12,6 +9,7 @@
 #include "dist/gloo/communicator.h"
 #include "dist/nccl/communicator.h"
 #include "runtime/error.h"
+#include "runtime/files.h"
 
 namespace detr::apps {
 namespace {
@@ -19,12 +17,7 @@ namespace {
 /// What NCCL's manual gives a container. Where the driver lets NCCL it takes memory of another kind.
 constexpr std::uintmax_t kSharedMemory = std::uintmax_t{1} << 30;
 
-/// Where other ranks reach this one's engine: on one host the loopback.
-std::string own_address(const World& world) {
-  if (world.host.empty() || world.host == "127.0.0.1" || world.host == "localhost") return "127.0.0.1";
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "127.0.0.1";
-}
+constexpr std::size_t kMostShown = 4;   // addresses in a line
 
 /// What write_record() needs; the process ends with it.
 struct Record {
@@ -60,7 +53,28 @@ std::string shared_memory_warning(const std::filesystem::path& folder, std::uint
   return concat(folder.string(), ": ", free, ", and NCCL may want up to ", need >> 20, " MiB there for ranks on one host; a container gets them by --shm-size=", need >> 20, "m or --ipc=host");
 }
 
-train::RunRanks run_ranks(const World& world, const train::CommConfig& comm, const std::shared_ptr<dist::Control>& control, const Stream& stream) {
+std::vector<std::string> gloo_addresses(const std::vector<std::pair<std::string, std::string>>& connections) {
+  const auto reaches_far = [](const std::string& address) { return !address.empty() && !is_loopback(address); };
+  std::string hub;   // as other hosts see its host
+  for (const auto& [own, seen] : connections) {
+    if (hub.empty() && reaches_far(seen)) hub = seen;
+  }
+  std::vector<std::string> addresses;
+  for (const auto& [own, seen] : connections) addresses.push_back(reaches_far(own) ? own : hub.empty() ? "127.0.0.1" : hub);
+  return addresses;
+}
+
+std::string describe_ranks(const std::string& engine, const std::vector<std::string>& addresses, int size) {
+  std::vector<std::string> hosts;
+  for (const std::string& address : addresses) {
+    if (std::find(hosts.begin(), hosts.end(), address) == hosts.end()) hosts.push_back(address);
+  }
+  std::string text = concat(size, " ranks over ", engine);
+  for (std::size_t i = 0; i < std::min(hosts.size(), kMostShown); ++i) text += concat(i == 0 ? " on " : ", ", hosts[i]);
+  return hosts.size() > kMostShown ? concat(text, " and ", hosts.size() - kMostShown, " more") : text;
+}
+
+train::RunRanks run_ranks(const World& world, const train::CommConfig& comm, const std::shared_ptr<dist::Control>& control, const Stream& stream, std::string& described) {
   train::RunRanks ranks;
   const std::string engine = engine_name(comm, stream.device().is_cpu());
   ranks.control = control;
@@ -73,7 +87,19 @@ train::RunRanks run_ranks(const World& world, const train::CommConfig& comm, con
       if (!warning.empty()) std::cerr << concat("warning: ", warning, "\n") << std::flush;
     }
   }
-  ranks.connect = [engine, comm, control, address = own_address(world)](const Stream& on) {
+  std::vector<std::string> addresses;
+  if (engine != "nccl") {
+    std::vector<std::pair<std::string, std::string>> connections;
+    // Ranks read their data for as long as it takes; the hub knows one that stands still.
+    const dist::Clock::time_point deadline = dist::Clock::now() + std::chrono::hours(24);
+    for (const std::string& ends : control->all_gather(control->own_address() + "\n" + control->hub_address(), "ends of the connections", deadline)) {
+      const std::size_t cut = std::min(ends.find('\n'), ends.size());
+      connections.emplace_back(ends.substr(0, cut), ends.substr(std::min(cut + 1, ends.size())));
+    }
+    addresses = gloo_addresses(connections);
+  }
+  described = describe_ranks(engine, addresses, world.size);
+  ranks.connect = [engine, comm, control, address = addresses.empty() ? "" : addresses[static_cast<std::size_t>(world.rank)]](const Stream& on) {
     std::unique_ptr<dist::Communicator> communicator;
     if (engine == "nccl") {
       if constexpr (dist::kHasNccl) communicator = dist::nccl_communicator(control, on, comm.start_timeout(), comm.timeout());
@@ -104,7 +130,7 @@ void write_record() noexcept {
     const std::lock_guard lock(own.mutex);
     if (own.folder.empty() || own.communicator == nullptr) return;
     std::filesystem::create_directories(own.folder);
-    std::ofstream(own.folder / concat("collectives-rank", own.rank, ".json")) << own.communicator->record().json(own.rank) << '\n';
+    replace_file_unsynced(own.folder / concat("collectives-rank", own.rank, ".json"), own.communicator->record().json(own.rank) + '\n');   // the job must end now
   } catch (...) {   // there is something worse to tell
   }
 }

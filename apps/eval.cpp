@@ -4,6 +4,8 @@
 
 #include "apps/cli.h"
 #include "apps/data_sets.h"
+#include "apps/eval.h"
+#include "apps/launch.h"
 #include "apps/model_files.h"
 #include "data/coco_eval.h"
 #include "data/coco_results.h"
@@ -110,6 +112,15 @@ Outcome run_eval(const EvalFlags& flags, const CommonOptions& common) {
 
 }  // namespace
 
+Outcome evaluate_weights(const EvalRequest& request, const CommonOptions& common) {
+  EvalFlags flags;
+  flags.data = request.data;
+  flags.weights_file = request.weights_file;
+  flags.imgsz = request.imgsz;
+  flags.batch_size = request.batch_size;
+  return run_eval(flags, common);
+}
+
 Verb add_eval(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<EvalFlags>();
   add_data_flags(app, flags->data);
@@ -124,7 +135,10 @@ Verb add_eval(CLI::App& app, const CommonOptions& common) {
   app.add_option("--gt", flags->truth, "annotation file, with --from-json");
   app.add_option("--from-json", flags->detections, "score this COCO results file; no model is run");
   app.add_option("--require-ap", flags->require_ap, "exit 9 where the AP is lower")->check(real_number(-1, 1));
-  return [flags, &common] { return run_eval(*flags, common); };
+  return [flags, &common] {
+    expect_alone("eval");
+    return run_eval(*flags, common);
+  };
 }
 
 }  // namespace detr::apps

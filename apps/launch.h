@@ -1,4 +1,8 @@
 #pragma once
+#include <chrono>
+#include <functional>
+#include <string>
+
 #include "apps/cli.h"
 #include "apps/world.h"
 
@@ -7,6 +11,14 @@ namespace detr::apps {
 void add_rank_flags(CLI::App& app, RankFlags& flags);
 /// Those that stand for keys of the configuration.
 void apply_rank_flags(const RankFlags& flags, train::Config& config);
+
+/// What `count` returns, or throws as a DeviceError, in a child process, so that this one touches no driver. Throws DeviceError where the child says nothing within `patience`:
+/// it is killed then. The child dies with this process.
+int count_in_child(const std::function<int()>& count, std::chrono::milliseconds patience);
+
+/// Throws ConfigError naming the ranks where another launcher has started this process as one of several: a verb that knows no ranks would run, print and write
+/// in each of them.
+void expect_alone(const std::string& verb);
 
 /// find_world() for this process. A child process counts the GPUs, so that this one has not touched CUDA when it forks.
 World world_of_process(const RankFlags& flags, const CommonOptions& common);

@@ -1,6 +1,7 @@
 #include <malloc.h>
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -97,6 +98,10 @@ void hold_standard_descriptors() {
 
 int run(int argc, char** argv) {
   hold_standard_descriptors();
+  if (::getuid() != ::geteuid() || ::getgid() != ::getegid()) {
+    std::cerr << "detrtrain: error: it does not run with the rights of another user (set-uid or set-gid): chmod u-s,g-s" << std::endl;
+    return kUsage;
+  }
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Trains, evaluates and runs detection transformers (RT-DETRv2).", "detrtrain");
   app.set_version_flag("--version", build_text);

@@ -18,12 +18,16 @@ bool has_content(const fs::path& folder) {
   return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(), [](const fs::directory_entry& entry) { return entry.path().filename() != ".lock"; });
 }
 
-fs::path next_free(const std::string& name) {
+/// Makes the folder with the next free number: of runs that start at once, one gets each.
+fs::path make_next(const std::string& name) {
+  make_folder("runs");
   for (int i = 1;; ++i) {
     std::string digits = std::to_string(i);
     digits.insert(0, digits.size() < 3 ? 3 - digits.size() : 0, '0');
     const fs::path folder = fs::path("runs") / (name + "-" + digits);
-    if (!fs::exists(folder)) return folder;
+    std::error_code error;
+    if (fs::create_directory(folder, error)) return folder;
+    if (error && !fs::exists(folder)) throw StorageError(folder.string(), ": cannot be made: ", error.message());
   }
 }
 
@@ -39,11 +43,12 @@ FileHandle lock_folder(const fs::path& folder) {
 
 OutputFolder::OutputFolder(const FolderRequest& request, const train::RunConfig& config, FileHandle lock) : lock_(std::move(lock)) {
   const fs::path& resume = request.resume;
+  bool numbered = false;
   if (!request.output_dir.empty()) path_ = request.output_dir;
-  else if (!resume.empty()) path_ = resume.parent_path();
+  else if (!resume.empty()) path_ = resume.has_parent_path() ? resume.parent_path() : ".";
   else if (!config.output_dir.empty()) path_ = config.output_dir;
-  else path_ = next_free(request.name);
-  made_ = !fs::exists(path_);
+  else path_ = make_next(request.name), numbered = true;
+  made_ = numbered || !fs::exists(path_);
   make_folder(path_);
   // -r auto in a folder without a checkpoint is a run that was stopped before its first save: it begins again there.
   const bool same = request.resume_auto || (!resume.empty() && fs::equivalent(resume.parent_path().empty() ? fs::path(".") : resume.parent_path(), path_));
@@ -53,6 +58,7 @@ OutputFolder::OutputFolder(const FolderRequest& request, const train::RunConfig&
   if (request.overwrite && resume.empty()) {
     std::error_code error;
     for (const char* old : {"last.safetensors", "last.safetensors.previous", "best.safetensors", "log.txt", "metrics.csv", "steps.csv", "train.log", "report.html"}) fs::remove(path_ / old, error);
+    fs::remove_all(path_ / "fault", error);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "apps/cli.h"
+#include "apps/launch.h"
 #include "apps/model_files.h"
 #include "data/coco_results.h"
 #include "data/draw.h"
@@ -32,8 +33,8 @@ struct PredictFlags {
 struct Picture {
   fs::path file;
   fs::path name;   ///< relative to the input it was found under; never leads out of an output folder
-};
   fs::path txt;    ///< the same of its text file
+};
 
 bool looks_like_picture(const fs::path& file) {
   std::string ending = file.extension().string();
@@ -41,7 +42,6 @@ bool looks_like_picture(const fs::path& file) {
   return ending == ".jpg" || ending == ".jpeg" || ending == ".png" || ending == ".bmp" || ending == ".gif";
 }
 
-/// Files as given, the pictures below folders, and the lines of .txt lists; sorted within each input.
 /// Two pictures of one name stay two: the later ones become a-1.jpg, a-2.jpg, ..., the first number that no picture has.
 void make_unique(std::vector<Picture>& pictures, fs::path Picture::* member) {
   std::set<fs::path> given, taken;
@@ -55,6 +55,7 @@ void make_unique(std::vector<Picture>& pictures, fs::path Picture::* member) {
   }
 }
 
+/// Files as given, the pictures below folders, and the lines of .txt lists; sorted within each input.
 std::vector<Picture> find_pictures(const std::vector<std::string>& inputs) {
   std::vector<Picture> pictures;
   for (const std::string& input : inputs) {
@@ -208,7 +209,10 @@ Verb add_predict(CLI::App& app, const CommonOptions& common) {
   app.add_option("--save-txt", flags->save_txt, "folder for YOLO text files");
   app.add_option("--exif", flags->exif, "auto, apply or ignore")->check(CLI::IsMember({"auto", "apply", "ignore"}));
   app.add_option("--bad-images", flags->bad_images, "auto or skip: left out and counted; stop")->check(CLI::IsMember({"auto", "skip", "stop"}));
-  return [flags, &common] { return Predictor(*flags, common).run(); };
+  return [flags, &common] {
+    expect_alone("predict");
+    return Predictor(*flags, common).run();
+  };
 }
 
 }  // namespace detr::apps

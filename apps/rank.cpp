@@ -14,7 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/relay.h"
 #include "dist/hub.h"
 #include "runtime/error.h"
 #include "runtime/faults.h"
@@ -156,10 +155,7 @@ void on_abort(const dist::Failure& failure) {
   }
   const World& world = member->world;
   const bool hub_lost = failure.rank < 0;
-  if (world.starter == World::Starter::detrtrain) {
-    // The launcher says it, unless the hub is on another host, or was.
-    if (world.control_descriptor < 0 && world.local_rank == 0) write_text(STDERR_FILENO, concat(kJobEnded, escape_control(failure.text), "\n"));
-  } else {
+  if (world.starter != World::Starter::detrtrain) {   // else the launcher says it
     member->hub.reset();   // sends what it has to tell the others
     if (world.rank == 0 || hub_lost) write_error(hub_lost ? dist::Failure{0, failure.code, "rank 0 lost: " + failure.text} : failure);
   }
@@ -189,14 +185,14 @@ CommonOptions rank_options(const World& world, const CommonOptions& common) {
 
 dist::Listener listen_for_ranks(const World& world) {
   try {
-    if (world.host == "localhost" || world.host == "::1" || world.host.starts_with("127.")) return dist::Listener(world.host, world.port);
+    if (is_loopback(world.host)) return dist::Listener(world.host, world.port);
     try {
       return dist::Listener("::", world.port);   // takes IPv4 too
     } catch (const CommError&) {
       return dist::Listener("0.0.0.0", world.port);
     }
   } catch (const CommError& error) {
-    throw ConfigError("the meeting point of the ranks: ", error.what(), "; another rank 0 of this job, or another program; --rdzv HOST:PORT names another one");
+    throw ConfigError("the meeting point of the ranks, ", meeting_point(world), ": ", error.what(), "; another rank 0 of this job, or another program; --rdzv HOST:PORT names another one");
   }
 }
 
@@ -217,6 +213,8 @@ std::shared_ptr<dist::Control> join_job(const World& world, const train::CommCon
     dist::Listener listener = listen_for_ranks(world);
     member->hub = std::make_unique<dist::Hub>(std::move(options));
     member->hub->listen(std::move(listener));
+    if (!world.warning.empty()) write_text(STDERR_FILENO, concat("warning: ", escape_control(world.warning), "\n"));
+    if (!common.quiet) write_text(STDERR_FILENO, concat("ranks meet at ", meeting_point(world), "\n"));
   }
   dist::ControlOptions options;
   options.rank = world.rank;

@@ -28,7 +28,6 @@ void Relay::say(const std::string& text) {
 }
 
 void Relay::line(const Source& source, std::string_view text) {
-  if (text.starts_with(kJobEnded)) job_end_ = text.substr(kJobEnded.size());
   if (terminal_) out_ += "\r\033[K";
   out_ += concat("[rank ", source.rank, "] ", text, "\n");
 }

@@ -11,9 +11,6 @@
 
 namespace detr::apps {
 
-/// What a rank of a launcher on another host than the hub's writes when the job has failed, before the reason.
-constexpr std::string_view kJobEnded = "job ended: ";
-
 /// Brings what ranks write to stderr, in whole lines with `[rank 3] ` in front, and the launcher's own lines between them. A stderr that takes
 /// nothing holds up the ranks that write, never this process; one that is closed loses text.
 class Relay {
@@ -29,8 +26,6 @@ class Relay {
   void pump();
   /// What is still in the pipes, to be written by the deadline.
   void finish(std::chrono::steady_clock::time_point deadline);
-  /// What came after the last kJobEnded; empty if nothing did.
-  const std::string& job_end() const { return job_end_; }
 
  private:
   struct Source {
@@ -43,7 +38,7 @@ class Relay {
   bool write_some();
 
   std::list<Source> sources_;
-  std::string out_, job_end_;
+  std::string out_;
   bool terminal_ = false;
 };
 

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "apps/rank.h"
+#include "dist/remote_hub.h"
 #include "runtime/error.h"
 #include "runtime/text.h"
 
@@ -26,6 +27,7 @@ using dist::Clock;
 using dist::Milliseconds;
 
 constexpr Milliseconds kGrace{1000};    // from the failure to the kill
+constexpr Milliseconds kAnswer{1500};   // for the hub on another host to say what failed
 constexpr Milliseconds kPatience{10000};  // for a killed process to be gone
 constexpr int kControlDescriptor = 3;   // in a rank
 
@@ -209,9 +211,25 @@ void Supervisor::start_hub(std::optional<dist::Listener> listener) {
     warnings_.push_back("warning: " + escape_control(line));
     warned_.signal();
   };
-  hub_.emplace(std::move(options));
+  auto hub = std::make_unique<dist::Hub>(std::move(options));
+  hub_ = hub.get();
+  watcher_ = std::move(hub);
   for (Child& child : children_) hub_->attach(child.rank, std::move(child.hub_end));
   if (listener) hub_->listen(*std::move(listener));
+}
+
+/// The hub is in the launcher of rank 0's host.
+void Supervisor::find_hub() {
+  dist::RemoteHubOptions options;
+  options.host = world_.host;
+  options.port = world_.port;
+  options.token = token_;
+  options.first = world_.rank;
+  options.size = world_.size;
+  for (const Child& child : children_) options.pids.push_back(child.pid);
+  options.start_timeout = comm_.start_timeout();
+  options.timeout = comm_.timeout();
+  watcher_ = std::make_unique<dist::RemoteHub>(std::move(options));
 }
 
 void Supervisor::start() {
@@ -225,7 +243,10 @@ void Supervisor::start() {
   children_.reserve(world_.devices.size());
   for (int i = 0; i < world_.local_size; ++i) start_child(i);
   if (world_.rank == 0) start_hub(std::move(listener));
+  else find_hub();
+  if (world_.rank == 0 && !world_.warning.empty()) relay_.say("warning: " + escape_control(world_.warning));
   if (quiet_) return;
+  if (world_.rank == 0 && world_.port != 0) relay_.say("ranks meet at " + meeting_point(world_));
   for (std::size_t i = 0; i < children_.size(); ++i) {
     const std::string& device = world_.devices[i];
     relay_.say(concat("rank ", children_[i].rank, " pid ", children_[i].pid, " device ", device));
@@ -258,52 +279,66 @@ void Supervisor::stop(int signal) {
     return;
   }
   stop_signal_ = signal;
-  if (hub_) {
-    hub_->stop();
-    return;
-  }
-  for (const Child& child : children_) {   // each of them tells the hub, wherever that is
-    if (child.running) static_cast<void>(::kill(child.pid, SIGTERM));
-  }
+  watcher_->stop();
 }
+
+std::string Supervisor::second_signal_text() const { return concat("ended at once by a second signal (SIG", sigabbrev_np(stop_signal_), ")"); }
 
 void Supervisor::reap() {
   for (Child& child : children_) {
     if (!child.running || ::waitpid(child.pid, &child.status, WNOHANG) != child.pid) continue;
     child.running = false;
     const bool out_of_memory = WIFSIGNALED(child.status) && WTERMSIG(child.status) == SIGKILL && oom_kills() > oom_before_;
-    if (hub_) {
-      hub_->child_ended(child.rank, child.status, out_of_memory);
-      continue;
-    }
-    const int code = child.code();
-    if (failure_ || code == kDone || code == kStoppedAndSaved || is_interruption(code)) continue;
-    const int signal = child.killed() ? WTERMSIG(child.status) : 0;
-    const bool outside = signal == SIGKILL || signal == SIGTERM || signal == SIGINT || signal == SIGHUP;
-    failure_ = {child.rank, signal == 0 ? code : out_of_memory ? kMemory : outside ? kCommunication : kBug,
-                signal == 0 ? concat("rank ", child.rank, ": ended with exit code ", code) : concat("rank ", child.rank, ": killed by signal ", signal)};
+    watcher_->child_ended(child.rank, child.status, out_of_memory);
+    if (!hub_) note_failure(child, out_of_memory);
   }
 }
 
+/// What is known here of a failure that the hub on another host judges, if it can be reached.
+void Supervisor::note_failure(const Child& child, bool out_of_memory) {
+  const int code = child.code();
+  if (own_failure_ || code == kDone || code == kStoppedAndSaved || is_interruption(code)) return;
+  const int signal = child.killed() ? WTERMSIG(child.status) : 0;
+  const bool outside = signal == SIGKILL || signal == SIGTERM || signal == SIGINT || signal == SIGHUP;
+  own_failure_ = {child.rank, signal == 0 ? code : out_of_memory ? kMemory : outside ? kCommunication : kBug,
+                  signal == 0 ? concat("rank ", child.rank, ": ended with exit code ", code) : concat("rank ", child.rank, ": killed by signal ", signal)};
+  own_counts_at_ = Clock::now() + kAnswer;
+}
+
 void Supervisor::look(Time now) {
-  if (!failure_ && hub_) failure_ = hub_->failure();
+  if (!failure_) failure_ = watcher_->failure();
+  if (own_counts_at_ && now >= *own_counts_at_ && !failure_) {
+    failure_ = own_failure_;
+    kill_at_ = now;   // the others have had their time
+  }
   const bool running = std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; });
   if (failure_ && !kill_at_) kill_at_ = now + kGrace;
   // All have said goodbye: what is left is to end, which a driver may take its time for.
-  if (!kill_at_ && running && hub_ && hub_->done()) kill_at_ = now + std::max<Milliseconds>(comm_.timeout(), kPatience);
+  if (!kill_at_ && running && watcher_->done()) kill_at_ = now + std::max<Milliseconds>(comm_.timeout(), kPatience);
   if (kill_at_ && now >= *kill_at_ && running && !give_up_at_) {
     kill_all();
+    // Before anybody can take the killed ranks for the reason.
+    if (stopped_twice_) watcher_->fail({world_.rank, 128 + stop_signal_, second_signal_text()});
     give_up_at_ = now + kPatience;
   }
 }
 
-bool Supervisor::over() const {
+/// So that all launchers give one exit code; those of other hosts wait for this one's word.
+bool Supervisor::all_ends_known() const {
+  const std::vector<dist::RankState> ranks = hub_->ranks();
+  return std::all_of(ranks.begin(), ranks.end(), [](const dist::RankState& rank) { return rank.status.has_value(); });
+}
+
+bool Supervisor::over() {
   const bool running = std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.running; });
   if (give_up_at_ && Clock::now() >= *give_up_at_) return true;
   if (running) return false;
-  if (!hub_ || failure_ || stopped_twice_) return true;
+  if (failure_ || stopped_twice_) return true;
   // A rank that was killed after its goodbye is a failure that the hub tells.
-  return hub_->done() && std::none_of(children_.begin(), children_.end(), [](const Child& child) { return child.killed(); });
+  if (!watcher_->done() || std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.killed(); })) return false;
+  if (!hub_ || world_.size == world_.local_size || all_ends_known()) return true;
+  if (!ends_at_) ends_at_ = Clock::now() + kPatience;
+  return Clock::now() >= *ends_at_;
 }
 
 void Supervisor::kill_all() {
@@ -322,22 +357,40 @@ Outcome Supervisor::run() {
     look(now);
     if (over()) break;
     std::vector<pollfd> wanted{{signals_.get(), POLLIN, 0}, {warned_.descriptor(), POLLIN, 0}};
-    const bool told = failure_ || (hub_ && hub_->done());   // the descriptor stays readable then
-    if (hub_ && !told) wanted.push_back({hub_->descriptor(), POLLIN, 0});
+    const bool told = failure_ || watcher_->done();   // the descriptor stays readable then
+    if (!told) wanted.push_back({watcher_->descriptor(), POLLIN, 0});
     relay_.add_polls(wanted);
     Time next = Time::max();
     if (kill_at_ && !give_up_at_) next = *kill_at_;
     if (give_up_at_) next = *give_up_at_;
+    if (own_counts_at_ && !failure_) next = std::min(next, *own_counts_at_);
     if (told) next = std::min(next, now + Milliseconds(50));
     static_cast<void>(::poll(wanted.data(), wanted.size(), next == Time::max() ? -1 : dist::poll_time(next)));
     read_signals();
     relay_.pump();
     say_warnings();
   }
-  hub_.reset();   // tells ranks of other hosts what it has to tell
+  Outcome end = outcome();
+  if (!end.error.empty() && hub_) hub_->fail({world_.rank, end.code, end.error});   // the launchers of other hosts say the same
+  hub_ = nullptr;
+  watcher_.reset();   // sends what it has to tell
   say_warnings();
   relay_.finish(Clock::now() + Milliseconds(500));
-  return outcome();
+  return end;
+}
+
+/// Rank and exit code of the ranks whose end is known, of all hosts where the hub is here; -1: a signal.
+std::vector<std::pair<int, int>> Supervisor::codes() const {
+  std::vector<std::pair<int, int>> all;
+  if (!hub_) {
+    for (const Child& child : children_) all.emplace_back(child.rank, child.code());
+    return all;
+  }
+  const std::vector<dist::RankState> ranks = hub_->ranks();
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].status) all.emplace_back(static_cast<int>(r), WIFEXITED(*ranks[r].status) ? WEXITSTATUS(*ranks[r].status) : -1);
+  }
+  return all;
 }
 
 Outcome Supervisor::outcome() {
@@ -348,28 +401,29 @@ Outcome Supervisor::outcome() {
   }
   if (stopped_twice_) {
     outcome.code = 128 + stop_signal_;
-    outcome.error = concat("ended at once by a second signal (SIG", sigabbrev_np(stop_signal_), ")");
+    outcome.error = second_signal_text();
     return outcome;
   }
   if (failure_) {
     outcome.code = failure_->code;
-    outcome.error = !relay_.job_end().empty() ? relay_.job_end() : failure_->text;
+    outcome.error = failure_->text;
     return outcome;
   }
   // Each rank has said goodbye, and rank 0 what there was to say.
   outcome.reported = true;
-  outcome.code = children_.front().code();
-  if (std::all_of(children_.begin(), children_.end(), [](const Child& child) { return is_interruption(child.code()); })) {
+  const std::vector<std::pair<int, int>> ends = codes();
+  outcome.code = ends.front().second;
+  if (std::all_of(ends.begin(), ends.end(), [](const auto& end) { return is_interruption(end.second); })) {
     if (stop_signal_ != 0) outcome.code = 128 + stop_signal_;   // the ranks do not know which signal it was
     return outcome;
   }
-  const bool equal = std::all_of(children_.begin(), children_.end(), [&](const Child& child) { return child.code() == outcome.code; });
+  const bool equal = std::all_of(ends.begin(), ends.end(), [&](const auto& end) { return end.second == outcome.code; });
   if (equal) return outcome;
-  const auto other = std::find_if(children_.begin(), children_.end(), [](const Child& child) { return child.code() != kDone && child.code() != kStoppedAndSaved; });
+  const auto other = std::find_if(ends.begin(), ends.end(), [](const auto& end) { return end.second != kDone && end.second != kStoppedAndSaved; });
   outcome.reported = false;
-  outcome.code = other == children_.end() ? static_cast<int>(kBug) : other->killed() ? static_cast<int>(kCommunication) : other->code();
+  outcome.code = other == ends.end() ? static_cast<int>(kBug) : other->second < 0 ? static_cast<int>(kCommunication) : other->second;
   outcome.error = "the ranks ended with different exit codes:";
-  for (const Child& child : children_) outcome.error += concat(" rank ", child.rank, ": ", child.code(), ";");
+  for (const auto& [rank, code] : ends) outcome.error += concat(" rank ", rank, ": ", code, ";");
   outcome.error.pop_back();
   return outcome;
 }

@@ -2,9 +2,11 @@
 #include <sys/types.h>
 
 #include <csignal>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/cli.h"
@@ -14,7 +16,7 @@
 
 namespace detr::apps {
 
-/// The ranks of this host, as child processes, and the hub of the job where rank 0 is among them. See launch().
+/// The ranks of this host, as child processes, and the hub of the job, or, where rank 0 is on another host, a connection to it. See launch().
 class Supervisor {
  public:
   /// Nothing is started yet.
@@ -43,14 +45,19 @@ class Supervisor {
   void start();
   void start_child(int local_rank);
   void start_hub(std::optional<dist::Listener> listener);
+  void find_hub();
   void read_signals();
   void say_warnings();
   void stop(int signal);
+  std::string second_signal_text() const;
   void reap();
+  void note_failure(const Child& child, bool out_of_memory);
   void look(Time now);
-  bool over() const;
+  bool over();
+  bool all_ends_known() const;
   void kill_all();
   std::vector<std::string> environment_of(int local_rank, bool has_socket) const;
+  std::vector<std::pair<int, int>> codes() const;
   Outcome outcome();
 
   const World world_;
@@ -65,9 +72,10 @@ class Supervisor {
   dist::Wake warned_;
   std::mutex warnings_mutex_;
   std::vector<std::string> warnings_;   // of the hub's thread
-  std::optional<dist::Hub> hub_;        // after what its thread uses
-  std::optional<dist::Failure> failure_;
-  std::optional<Time> kill_at_, give_up_at_;
+  std::unique_ptr<dist::Watcher> watcher_;   // after what its thread uses
+  dist::Hub* hub_ = nullptr;            // the watcher, where it is the hub itself
+  std::optional<dist::Failure> failure_, own_failure_;   // the latter counts where the hub of another host does not answer
+  std::optional<Time> own_counts_at_, kill_at_, give_up_at_, ends_at_;
   int stop_signal_ = 0;
   bool stopped_twice_ = false;
   std::int64_t oom_before_ = 0;

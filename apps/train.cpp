@@ -7,6 +7,7 @@
 #include "apps/cli.h"
 #include "apps/data_sets.h"
 #include "apps/engine.h"
+#include "apps/eval.h"
 #include "apps/launch.h"
 #include "apps/output_folder.h"
 #include "apps/progress.h"
@@ -34,7 +35,7 @@ struct TrainFlags {
   std::vector<std::string> freeze;
   RankFlags ranks;
   std::int64_t accum = 0, check_replicas = 1000;
-  bool require_all_used = false;
+  bool require_all_used = false, test_only = false;
 };
 
 std::atomic<bool> stop_wish{false};
@@ -170,15 +171,15 @@ train::Config read_config(const TrainFlags& flags, const CommonOptions& common, 
   return config;
 }
 
-/// How the ranks of the job talk. Each of its processes asks before it knows more than its flags, and gets the same answer.
-train::CommConfig read_comm(const TrainFlags& flags, const CommonOptions& common) {
-  return read_config(flags, common, common.config.empty() ? resume_file(flags, false) : fs::path()).resolve().comm;
+/// What the run is told, as far as each process of the job can know it before it knows more than its flags.
+train::RunConfig read_early(const TrainFlags& flags, const CommonOptions& common) {
+  return read_config(flags, common, common.config.empty() ? resume_file(flags, false) : fs::path()).resolve();
 }
 
-/// The same for a rank, which meets the others first: they hear then what is wrong with its configuration.
+/// How a rank talks to the others, whom it meets first: they hear then what is wrong with its configuration.
 train::CommConfig read_comm_of_rank(const TrainFlags& flags, const CommonOptions& common) {
   try {
-    return read_comm(flags, common);
+    return read_early(flags, common).comm;
   } catch (const std::exception&) {
     train::Config config;
     apply_rank_flags(flags.ranks, config);
@@ -232,10 +233,11 @@ struct Place {
   std::shared_ptr<dist::Control> control;   ///< null where there is one rank
 };
 
-train::RunRanks ranks_of(const TrainFlags& flags, const Place& place, const train::CommConfig& comm, const Stream& stream) {
+/// `described`: out, engine and addresses of several ranks.
+train::RunRanks ranks_of(const TrainFlags& flags, const Place& place, const train::CommConfig& comm, const Stream& stream, std::string& described) {
   train::RunRanks ranks;
   if (place.control) {
-    ranks = run_ranks(place.world, comm, place.control, stream);
+    ranks = run_ranks(place.world, comm, place.control, stream, described);
     ranks.failed = [](const std::exception& error) { fail_rank(code_of(error), text_of(error)); };
   }
   ranks.check_every = flags.check_replicas;
@@ -265,15 +267,16 @@ Outcome run_silently(const TrainFlags& flags, const Place& place) {
   const Start start = read_start(flags, place.common, false);
   const Stream stream = open_stream(place.common, place.faults.failing_allocation());
   train::RunOptions options = run_options(flags, start, stream, [](const std::string&) {});
-  options.ranks = ranks_of(flags, place, start.run.comm, stream);
+  std::string described;
+  options.ranks = ranks_of(flags, place, start.run.comm, stream, described);
   options.faults = place.faults;
   options.output_dir = share_folder(options.ranks, {});
   RankReporter reporter;
   train::Trainer trainer(start.run, options, stream, reporter);
+  record_failures(options.ranks, options.output_dir);
   Outcome outcome;
   outcome.code = code_of_end(trainer.run(stop_wish));
   return outcome;
-  record_failures(options.ranks, options.output_dir);
 }
 
 /// The run, or rank 0 of it.
@@ -294,13 +297,17 @@ Outcome run_train(const TrainFlags& flags, const Place& place) {
   if (place.control) at_failure([output] { output->discard(); });
   options.output_dir = folder.path();
   options.faults = place.faults;
-  options.ranks = ranks_of(flags, place, run.comm, stream);
+  std::string described;
+  options.ranks = ranks_of(flags, place, run.comm, stream, described);
   share_folder(options.ranks, folder.path());
 
   Progress progress(folder.path(), common, run.print_every);
-  const std::string ranks = place.control ? concat(place.world.size, " ranks over ", engine_name(run.comm, stream.device().is_cpu()), ", ") : "";
+  const std::string ranks = described.empty() ? "" : described + ", ";
   progress.note(concat(version_text(), "  ", ranks, stream.device(), ", ", stream.pool().threads(), " threads, ", train::compute_dtype(run.amp, stream), ", deterministic"));
-  if (!place.faults.text().empty()) progress.warning("DETRTRAIN_FAULT rehearses failures: " + place.faults.text());
+  if (!place.faults.text().empty()) {
+    const bool would_capture = run.graph && !stream.device().is_cpu();
+    progress.warning(concat("DETRTRAIN_FAULT rehearses failures", would_capture ? ", so steps are not captured as graphs: " : ": ", place.faults.text()));
+  }
   progress.note(concat("config    ", start.config.name(), "; output ", folder.path().string()));
   for (const std::string& line : data_lines) progress.log_only(line);
   progress.note("classes   " + data::class_list(options.train.coco->categories));
@@ -317,11 +324,11 @@ Outcome run_train(const TrainFlags& flags, const Place& place) {
   if (!place.control) signals.emplace();
   train::Trainer trainer(run, options, stream, progress);
   folder.start();
+  record_failures(options.ranks, fs::absolute(folder.path()));
   RunReport report(folder.path(), start.config, trainer);
   std::string report_error;
   progress.after_epoch = [&](const train::EpochRecord& record) {
     report.write(record);
-  record_failures(options.ranks, fs::absolute(folder.path()));
     if (!report.last_error().empty() && report_error.empty()) progress.warning(report_error = report.last_error());   // once: the cause rarely goes away
   };
   const train::RunSummary summary = trainer.run(stop_wish);
@@ -347,9 +354,10 @@ Outcome take_part(const TrainFlags& flags, const CommonOptions& common) {
   Place place;
   place.world = world_of_process(flags.ranks, common);
   if (place.world.role == World::Role::launcher) {
-    const train::CommConfig comm = read_comm(flags, common);
-    static_cast<void>(engine_name(comm, place.world.devices[0] == "cpu"));   // what does not fit is told before anything starts
-    return launch(place.world, comm, common);
+    const train::RunConfig run = read_early(flags, common);   // what does not fit is told before anything starts
+    static_cast<void>(engine_name(run.comm, place.world.devices[0] == "cpu"));
+    expect_equal_parts(run, place.world.size);
+    return launch(place.world, run.comm, common);
   }
   place.common = rank_options(place.world, common);
   place.faults = Faults::from_environment(place.world.rank, place.world.size);
@@ -360,11 +368,28 @@ Outcome take_part(const TrainFlags& flags, const CommonOptions& common) {
   return place.world.rank == 0 ? run_train(flags, place) : run_silently(flags, place);
 }
 
+/// `eval` with the flags that it shares with train; another one would be ignored.
+Outcome test_only(const TrainFlags& flags, const CommonOptions& common, const CLI::App& app) {
+  std::vector<std::string> shared = {"test-only", "resume", "data", "ann", "images", "exif", "bad-images", "batch-size", "imgsz", "config", "update", "device", "seed", "threads",
+                                           "json", "quiet", "verbose", "log-style"};
+  if (flags.resume == "auto") shared.emplace_back("output-dir");
+  for (const CLI::Option* option : app.get_options()) {
+    const std::vector<std::string>& names = option->get_lnames();
+    if (option->count() == 0 || names.empty() || std::find(shared.begin(), shared.end(), names.front()) != shared.end()) continue;
+    throw ConfigError("--test-only is eval -r WEIGHTS, which has no --", names.front(), "; leave it out (detrtrain eval --help)");
+  }
+  expect_alone("--test-only (eval)");
+  if (flags.resume.empty()) throw ConfigError("--test-only needs -r WEIGHTS; it is detrtrain eval -r WEIGHTS");
+  const fs::path weights = flags.resume == "auto" ? resume_file(flags, true) : fs::path(flags.resume);
+  return evaluate_weights({flags.data, weights.string(), flags.imgsz, flags.batch_size}, common);
+}
+
 }  // namespace
 
 Verb add_train(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<TrainFlags>();
   add_data_flags(app, flags->data);
+  app.add_option("--bad-images", flags->data.bad_images, "auto, skip or stop")->check(CLI::IsMember({"auto", "skip", "stop"}));
   app.add_option("-r,--resume", flags->resume, "checkpoint to go on from, or auto: the newest good one in --output-dir");
   app.add_option("-t,--tuning", flags->tuning, "weights to start from, in safetensors; what does not fit starts anew");
   app.add_option("--backbone", flags->backbone, "weights of the backbone to start from");
@@ -386,14 +411,14 @@ Verb add_train(CLI::App& app, const CommonOptions& common) {
   app.add_option("--output-dir", flags->output_dir, "folder of the run; default runs/<config>-NNN");
   app.add_flag("--overwrite", flags->overwrite, "start anew in a folder that is not empty");
   app.add_option("--overfit", flags->overfit, "train and evaluate on the first N pictures without augmentation")->check(whole_number(1));
-  app.add_option("--bad-images", flags->data.bad_images, "auto, skip or stop")->check(CLI::IsMember({"auto", "skip", "stop"}));
   app.add_option("--freeze", flags->freeze, "regular expression of parameter names to leave untrained; repeatable")->take_all()->allow_extra_args(false);
   app.add_option("--max-skips", flags->max_skips, "steps in a row that may fail to be finite")->check(whole_number(0));
   app.add_option("--accum", flags->accum, "micro-batches of a step on each rank, whose gradients are added")->check(whole_number(1, 4096));
   app.add_option("--check-replicas", flags->check_replicas, "steps between comparisons of the ranks' states; 0: before saves and at the end only")->check(whole_number(0));
   app.add_flag("--require-all-used", flags->require_all_used, "a parameter that no rank's loss reaches is an error");
+  app.add_flag("--test-only", flags->test_only, "evaluate the weights of -r instead, as eval does");
   add_rank_flags(app, flags->ranks);
-  return [flags, &common] { return take_part(*flags, common); };
+  return [flags, &common, &app] { return flags->test_only ? test_only(*flags, common, app) : take_part(*flags, common); };
 }
 
 }  // namespace detr::apps

@@ -70,14 +70,31 @@ std::string rendezvous_of(const RankFlags& flags) {
   return concat(flags.master_addr.find(':') == std::string::npos ? flags.master_addr : "[" + flags.master_addr + "]", ":", flags.master_port);
 }
 
+/// The flag about a meeting point that is given; empty if none is.
+std::string meeting_flag(const RankFlags& flags) {
+  if (!flags.rendezvous.empty()) return "--rdzv";
+  if (!flags.rendezvous_id.empty()) return "--rdzv-id";
+  if (!flags.master_addr.empty()) return "--master-addr";
+  return flags.master_port != 0 ? "--master-port" : "";
+}
+
+/// The warning where nothing about the job's token is secret; empty where only this host reaches the meeting point.
+std::string open_to_all(const World& world) {
+  if (is_loopback(world.host)) return {};
+  return concat("without --rdzv-id NAME, the same on all hosts, any program that reaches ", meeting_point(world), " can take a rank's place");
+}
+
+/// What --rdzv-id adds to a token.
+std::string with_id(const std::string& token, const RankFlags& flags) { return flags.rendezvous_id.empty() ? token : token + " " + flags.rendezvous_id; }
+
 std::string gpus_text(int count) {
   if (count == 0) return "there is no GPU";
   return count == 1 ? "there is one GPU, cuda:0" : concat("there are ", count, " GPUs, cuda:0 to cuda:", count - 1);
 }
 
-/// The devices of --gpus.
-std::vector<std::string> gpu_devices(const std::string& gpus, const std::string& flag, const Surroundings& surroundings) {
-  const auto wrong = [&](const std::string& wanted) -> ConfigError { return ConfigError(flag, " ", escape_control(gpus), ": wanted ", wanted); };
+/// The devices that --gpus names; `asked` is the flag with its value, as it was given.
+std::vector<std::string> gpu_devices(const std::string& gpus, const std::string& asked, const Surroundings& surroundings) {
+  const auto wrong = [&](const std::string& wanted) -> ConfigError { return ConfigError(escape_control(asked), ": wanted ", wanted); };
   std::vector<std::int64_t> indices;
   if (gpus.find(',') != std::string::npos) {
     for (std::size_t begin = 0; begin <= gpus.size();) {
@@ -94,27 +111,38 @@ std::vector<std::string> gpu_devices(const std::string& gpus, const std::string&
     for (std::int64_t i = 0; i < *count; ++i) indices.push_back(i);
   }
   const int there = surroundings.count_gpus();
-  if (there == 0) throw DeviceError(flag, " ", gpus, ": ", gpus_text(0), "; -d cpu --ranks N trains on CPUs");
+  if (there == 0) throw DeviceError(asked, ": ", gpus_text(0), "; -d cpu --ranks N trains on CPUs");
   std::vector<std::string> devices;
   for (const std::int64_t index : indices) {
-    if (index >= there) throw DeviceError(flag, " ", gpus, ": there is no cuda:", index, "; ", gpus_text(there));
+    if (index >= there) throw DeviceError(asked, ": there is no cuda:", index, "; ", gpus_text(there));
     devices.push_back(concat("cuda:", index));
   }
   return devices;
 }
 
-/// The devices of this host's ranks: of --gpus, or of --ranks with -d.
+/// The indices of -d cuda:0,1; empty where it is no list.
+std::string listed_gpus(const std::string& device) {
+  static const std::regex list("cuda:([0-9]+(,[0-9]+)+)");
+  std::smatch parts;
+  return std::regex_match(device, parts, list) ? parts[1].str() : "";
+}
+
+/// The devices of this host's ranks: of --gpus, of -d with a list, or of --ranks with -d.
 std::vector<std::string> devices_of(const RankFlags& flags, const std::string& device, const Surroundings& surroundings) {
+  if (const std::string listed = listed_gpus(device); !listed.empty()) {
+    if (!flags.gpus.empty() || flags.ranks != 0) throw ConfigError("-d ", device, " and ", flags.gpus.empty() ? "--ranks" : "--gpus", " exclude each other");
+    return gpu_devices(listed, "-d " + device, surroundings);
+  }
   if (!flags.gpus.empty()) {
     if (flags.ranks != 0) throw ConfigError("--gpus and --ranks exclude each other: --gpus starts one rank for each GPU, --ranks is for -d cpu");
     if (device != "auto" && device != "cuda") {
       throw ConfigError("--gpus and -d ", escape_control(device), " contradict each other: --gpus says which devices there are");
     }
-    return gpu_devices(flags.gpus, "--gpus", surroundings);
+    return gpu_devices(flags.gpus, "--gpus " + flags.gpus, surroundings);
   }
   if (flags.ranks < 1 || flags.ranks > kMostLocalRanks) throw ConfigError("--ranks ", flags.ranks, ": wanted a whole number from 1 to ", kMostLocalRanks);
   if (device == "cpu" || (device == "auto" && surroundings.count_gpus() == 0)) return std::vector<std::string>(static_cast<std::size_t>(flags.ranks), "cpu");
-  if (device == "auto" || device == "cuda") return gpu_devices(std::to_string(flags.ranks), "--ranks", surroundings);
+  if (device == "auto" || device == "cuda") return gpu_devices(std::to_string(flags.ranks), concat("--ranks ", flags.ranks), surroundings);
   if (flags.ranks == 1) return {device};
   throw ConfigError("--ranks ", flags.ranks, " and -d ", escape_control(device),
                     " contradict each other: --gpus 0,1 says which device each rank has, and -d cpu is for CPUs");
@@ -124,18 +152,24 @@ std::vector<std::string> devices_of(const RankFlags& flags, const std::string& d
 World own_launcher(const RankFlags& flags, const std::string& device, const Surroundings& surroundings, const Variables& variables) {
   const int world_size = variables.number_or("WORLD_SIZE", 1, kMostRanks, 1);
   if (world_size > 1) {
-    throw ConfigError(flags.gpus.empty() ? "--ranks" : "--gpus", " and WORLD_SIZE=", world_size,
+    throw ConfigError(!flags.gpus.empty() ? "--gpus" : flags.ranks != 0 ? "--ranks" : "-d " + device, " and WORLD_SIZE=", world_size,
                       " contradict each other: ranks are started by this command or by another launcher, not by both");
   }
   const int nodes = std::max(flags.nodes, 1);
   if (flags.node_rank >= nodes) throw ConfigError("--node-rank ", flags.node_rank, ": wanted less than --nnodes, which is ", nodes);
   if (nodes > 1 && flags.node_rank < 0) throw ConfigError("--nnodes ", nodes, " needs --node-rank, a number from 0 to ", nodes - 1);
+  if (flags.nodes == 0 && flags.node_rank >= 0) throw ConfigError("--node-rank needs --nnodes, the number of hosts");
+  if (const std::string flag = meeting_flag(flags); flags.nodes == 0 && !flag.empty()) throw ConfigError(flag, " needs --nnodes and --node-rank: ranks of one host meet without it");
   World world;
   const std::string meeting = rendezvous_of(flags);
   if (nodes > 1 && meeting.empty()) throw ConfigError("--nnodes ", nodes, " needs --rdzv HOST:PORT, the same on every host, where the host with --node-rank 0 listens");
+  if (!meeting.empty()) set_meeting_point(world, meeting, "--rdzv");
   if (nodes > 1) {
-    set_meeting_point(world, meeting, "--rdzv");
     world.token = "rdzv " + flags.rendezvous_id;
+    if (flags.rendezvous_id.empty()) world.warning = open_to_all(world);
+  } else {
+    world.host.clear();
+    world.port = 0;
   }
   const std::vector<std::string> devices = devices_of(flags, device, surroundings);
   world.local_size = static_cast<int>(devices.size());
@@ -176,15 +210,20 @@ World torchrun_rank(const RankFlags& flags, const Variables& variables) {
   world.local_rank = variables.number("LOCAL_RANK", 0, kMostRanks - 1, "RANK");
   world.local_size = variables.number_or("LOCAL_WORLD_SIZE", 1, world.size, world.local_rank + 1);
   if (world.local_rank >= world.local_size) throw ConfigError("LOCAL_RANK=", world.local_rank, ": wanted less than LOCAL_WORLD_SIZE, which is ", world.local_size);
-  world.token = concat("torchrun ", variables.text("TORCHELASTIC_RUN_ID"), " ", variables.text("TORCHELASTIC_RESTART_COUNT"));
+  const std::string run = variables.text("TORCHELASTIC_RUN_ID");
+  world.token = with_id(concat("torchrun ", run, " ", variables.text("TORCHELASTIC_RESTART_COUNT")), flags);
+  const bool constant = flags.rendezvous_id.empty() && (run.empty() || run == "none");   // torchrun's own where it is told none
   if (const std::string meeting = rendezvous_of(flags); !meeting.empty()) {
     set_meeting_point(world, meeting, "--rdzv");
+    if (constant) world.warning = open_to_all(world);
     return world;
   }
   world.host = variables.needed("MASTER_ADDR", "WORLD_SIZE");
   // The store of torchrun's agent listens on the port itself.
   const int above = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? 1 : 0;
   world.port = variables.number("MASTER_PORT", 1, 65535 - above, "WORLD_SIZE") + above;
+  world.above_master_port = above == 1;
+  if (constant) world.warning = open_to_all(world);
   return world;
 }
 
@@ -210,7 +249,7 @@ World slurm_rank(const RankFlags& flags, const Variables& variables) {
   const std::string job = variables.needed("SLURM_JOB_ID", beside);
   const auto id = parse_number(job, 0, std::numeric_limits<std::int64_t>::max());
   if (!id) throw ConfigError("SLURM_JOB_ID=", escape_control(job), ": wanted a number");
-  world.token = concat("slurm ", job, " ", variables.text("SLURM_STEP_ID"));
+  world.token = with_id(concat("slurm ", job, " ", variables.text("SLURM_STEP_ID")), flags);
   if (const std::string meeting = rendezvous_of(flags); !meeting.empty()) {
     set_meeting_point(world, meeting, "--rdzv");
   } else {
@@ -240,16 +279,21 @@ World mpi_rank(const RankFlags& flags, const Variables& variables, const std::st
     // On one host all ranks have one parent, whose number no other job of this moment has.
     world.host = "127.0.0.1";
     world.port = 20000 + parent % 20000;
-    world.token = concat("mpi ", parent);
+    world.token = with_id(concat("mpi ", parent), flags);
+    return world;
   } else {
     throw ConfigError(size_name, "=", world.size, " on several hosts needs --rdzv HOST:PORT, or MASTER_ADDR and MASTER_PORT, where rank 0 listens");
   }
+  if (flags.rendezvous_id.empty()) world.warning = open_to_all(world);
   return world;
 }
 
 /// A rank that something else has started, or the only process there is.
 World foreign_rank(const RankFlags& flags, const Surroundings& surroundings, const Variables& variables) {
   if (variables.has("RANK") || variables.has("WORLD_SIZE")) return torchrun_rank(flags, variables);
+  for (const auto& [rank, size] : {std::pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), std::pair("PMI_RANK", "PMI_SIZE")}) {
+    if (variables.has(rank)) static_cast<void>(variables.needed(size, rank));
+  }
   const int tasks = variables.number_or("SLURM_STEP_NUM_TASKS", 0, std::numeric_limits<int>::max(), 0);
   const std::string mpi = mpi_size_name(variables);
   if (tasks > 1) {
@@ -266,21 +310,27 @@ World foreign_rank(const RankFlags& flags, const Surroundings& surroundings, con
 
 }  // namespace
 
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127.") || host.starts_with("::ffff:127."); }
+
+std::string meeting_point(const World& world) {
+  const bool numbers = world.host.find(':') != std::string::npos;
+  return concat(numbers ? "[" : "", world.host, numbers ? "]" : "", ":", world.port, world.above_master_port ? " (MASTER_PORT + 1: torchrun listens on MASTER_PORT itself)" : "");
+}
+
 World find_world(const RankFlags& flags, const std::string& device, const Surroundings& surroundings) {
   const Variables variables(surroundings.variable);
   if (variables.has("DETRTRAIN_TOKEN")) return own_rank(variables);
-  static const std::regex list("cuda:([0-9]+(,[0-9]+)+)");
-  std::smatch parts;
-  if (std::regex_match(device, parts, list)) {   // -d cuda:0,1 is --gpus 0,1
-    if (!flags.gpus.empty() || flags.ranks != 0) throw ConfigError("-d ", device, " and ", flags.gpus.empty() ? "--ranks" : "--gpus", " exclude each other");
-    RankFlags listed = flags;
-    listed.gpus = parts[1];
-    return find_world(listed, "cuda", surroundings);
-  }
-  if (!flags.gpus.empty() || flags.ranks != 0) return own_launcher(flags, device, surroundings, variables);
+  if (!flags.gpus.empty() || flags.ranks != 0 || !listed_gpus(device).empty()) return own_launcher(flags, device, surroundings, variables);
   if (flags.nodes > 1 || flags.node_rank >= 0) throw ConfigError(flags.nodes > 1 ? "--nnodes" : "--node-rank", " needs --gpus or --ranks, for the ranks of this host");
   World world = foreign_rank(flags, surroundings, variables);
   world.device = device;
+  if (const std::string flag = meeting_flag(flags); world.role == World::Role::alone && !flag.empty()) {
+    const auto set = [&](const char* name) { return variables.has(name); };
+    const bool foreign = set("WORLD_SIZE") || set("SLURM_STEP_NUM_TASKS") || set("OMPI_COMM_WORLD_SIZE") || set("PMI_SIZE");
+    if (!foreign) throw ConfigError(flag, " is for several ranks: --gpus or --ranks with --nnodes and --node-rank, or another launcher");
+    World nowhere;   // one rank needs no meeting point, but a wrong one is told
+    if (const std::string meeting = rendezvous_of(flags); !meeting.empty()) set_meeting_point(nowhere, meeting, "--rdzv");
+  }
   if (world.role == World::Role::rank && device.starts_with("cuda:")) {
     throw ConfigError("-d ", escape_control(device), " with ", world.size, " ranks: the device is that of the local rank; use -d cuda");
   }

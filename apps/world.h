@@ -41,7 +41,9 @@ struct World {
   std::string token;                    ///< the job's own; empty in a launcher of one host, which makes one
   std::string host;                     ///< where the hub listens: empty where control_descriptor is the connection, or there is none
   int port = 0;
+  bool above_master_port = false;       ///< port is MASTER_PORT + 1
   int control_descriptor = -1;          ///< the rank's end of the launcher's socket pair
+  std::string warning;                  ///< for rank 0, or its launcher, to tell; empty: none
 
   /// The hub runs in the process of rank 0.
   bool hub_at_rank_0() const { return role == Role::rank && starter != Starter::detrtrain; }
@@ -54,9 +56,15 @@ struct Surroundings {
   int parent = 0;                                     ///< process id of the parent
 };
 
+/// A name or address that leads a host to itself.
+bool is_loopback(const std::string& host);
+
+/// HOST:PORT where the ranks meet, and why the port is not the one that was given.
+std::string meeting_point(const World& world);
+
 /// Who this process is, by the first of these that applies: variables of our own launcher; --gpus or --ranks; torchrun's RANK and
 /// WORLD_SIZE; SLURM_STEP_NUM_TASKS > 1; OMPI_COMM_WORLD_SIZE or PMI_SIZE > 1. `device` is the value of -d.
-/// Throws ConfigError naming the variables or flags where a set is not complete, a number is out of range or two contradict each other;
+/// Throws ConfigError naming the variables or flags where a set is not complete, a number is out of range, a flag has no effect or two contradict each other;
 /// DeviceError where GPUs are asked for that are not there.
 World find_world(const RankFlags& flags, const std::string& device, const Surroundings& surroundings);
 

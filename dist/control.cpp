@@ -21,11 +21,6 @@ namespace {
 constexpr Milliseconds kLastWord{200};     // for the last message of a rank to go out
 constexpr Milliseconds kHubMargin{2000};   // after a deadline, for the hub to say who is missing
 
-std::string own_host() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
-}
-
 }  // namespace
 
 /// The thread reads, beats and sends what did not fit at once; callers send what they can themselves.
@@ -264,6 +259,8 @@ Control::~Control() {
 int Control::rank() const { return state_->options.rank; }
 int Control::size() const { return state_->options.size; }
 Milliseconds Control::timeout() const { return state_->options.timeout; }
+std::string Control::own_address() const { return state_->socket.own_address(); }
+std::string Control::hub_address() const { return state_->socket.peer_address(); }
 
 Reply Control::State::exchange(bool to_root, std::string_view bytes, const std::string& name, Clock::time_point deadline, Line line) {
   DETR_CHECK(bytes.size() <= kMaxPart, "control, ", name, ": ", bytes.size(), " bytes, at most ", kMaxPart);

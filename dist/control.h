@@ -60,6 +60,9 @@ class Control {
   int rank() const;
   int size() const;
   Milliseconds timeout() const;
+  /// The ends of the connection, here and at the hub, as Socket::own_address() has them; empty where it is a socket pair.
+  std::string own_address() const;
+  std::string hub_address() const;
 
   /// Every rank's bytes (at most 64 MiB), by rank, on every rank. `phase` (at most 256 bytes) says which exchange this is: the same text on
   /// all ranks, and another one for each exchange of its line if waits may be cancelled. A call with another phase takes back what this rank gave

@@ -23,12 +23,16 @@ constexpr Milliseconds kLook{50};        // how often the clock is looked at
 constexpr Milliseconds kFlush{200};      // for what is left to send at the end
 constexpr std::size_t kMaxStrangers = 64;
 constexpr int kFramesAtOnce = 16;        // of one connection, before the others have their turn
+constexpr Milliseconds kLastWords{1000}; // for what a process on another host said before its end, which comes another way, to be here
 
 struct Connection {
   Socket socket;
   int attached = -1;   // the rank that it was attached for
   int rank = -1;       // once it has greeted
+  int first = 0, launched = 0;   // of a launcher's: its ranks
+  std::string host;              // of a launcher's
   bool closing = false;   // once what is left has been sent
+  bool stranger() const { return rank < 0 && attached < 0 && launched == 0; }
   FrameReader reader{kMaxGreeting};
   Outbox out;
 };
@@ -44,6 +48,10 @@ struct Hub::State {
   void read(Connection& connection, int frames = kFramesAtOnce);
   void take(Connection& connection, const Frame& frame);
   void greet(Connection& connection, const Frame& frame);
+  void greet_launcher(Connection& connection, const Greeting& greeting);
+  void ended(const Connection& connection, const Ended& ended);
+  void settle_ends();
+  void tell_failure();
   void exchange(int rank, Request request);
   void bad(Connection& connection, const std::string& how);
   void drop(Connection& connection, const std::string& how);
@@ -63,6 +71,11 @@ struct Hub::State {
   std::list<Connection> connections;
   std::optional<Listener> listener;
   Clock::time_point listener_rest;   // the listener is left alone until then
+  struct End {
+    Ended ended;
+    Clock::time_point deadline;   // for the rank's own connection to be read to its end
+  };
+  std::vector<End> ends;   // that launchers have told
   std::vector<std::string> warnings;
   std::thread thread;
 };
@@ -80,7 +93,7 @@ void Hub::State::drop(Connection& connection, const std::string& how) {
 }
 
 void Hub::State::bad(Connection& connection, const std::string& how) {
-  if (connection.rank < 0 && connection.attached < 0) {
+  if (connection.stranger()) {
     warnings.push_back(concat("a connection to the control port was refused: it ", how));
     connection.closing = true;
   } else {
@@ -102,6 +115,7 @@ void Hub::State::read(Connection& connection, int frames) {
 void Hub::State::greet(Connection& connection, const Frame& frame) {
   const std::optional<Greeting> greeting = frame.kind == Frame::Kind::hello ? parse_greeting(frame.bytes) : std::nullopt;
   if (!greeting || greeting->token != options.token) return bad(connection, "did not greet with the token of this job");
+  if (greeting->launched > 0) return greet_launcher(connection, *greeting);
   const int rank = greeting->rank;
   std::string refusal;
   if (greeting->size != options.size || rank < 0 || rank >= options.size) {
@@ -125,6 +139,39 @@ void Hub::State::greet(Connection& connection, const Frame& frame) {
   if (judge.failure()) connection.out.push(encode({Frame::Kind::fail, bytes_of(*judge.failure())}));
 }
 
+/// Several launchers may claim the same ranks, by mistake; what they tell counts where it is of a process that has greeted.
+void Hub::State::greet_launcher(Connection& connection, const Greeting& greeting) {
+  const bool fits = connection.attached < 0 && greeting.size == options.size && greeting.rank >= 0 && greeting.rank < options.size && greeting.launched <= options.size - greeting.rank;
+  if (!fits) {
+    warnings.push_back(concat("a launcher was refused: this job has ", options.size, " ranks; here come ranks from ", greeting.rank, " on of ", greeting.size));
+    connection.out.push(encode({Frame::Kind::refuse, concat("this job has ", options.size, " ranks; here come ranks from ", greeting.rank, " on of ", greeting.size)}));
+    connection.closing = true;
+    return;
+  }
+  connection.first = greeting.rank;
+  connection.launched = greeting.launched;
+  connection.host = escape_control(greeting.host);
+  connection.socket.expect_signs(options.timeout);
+  for (int i = 0; i < greeting.launched; ++i) judge.expect_end(greeting.rank + i);
+  connection.out.push(encode({Frame::Kind::welcome, {}}));
+  if (judge.failure()) connection.out.push(encode({Frame::Kind::fail, bytes_of(*judge.failure())}));
+}
+
+void Hub::State::ended(const Connection& connection, const Ended& ended) {
+  const RankState& state = judge.ranks()[static_cast<std::size_t>(ended.rank)];
+  if (state.here && (state.pid != ended.pid || state.host != connection.host)) return;   // one that was refused
+  ends.push_back({ended, now + kLastWords});
+}
+
+/// The ends of processes on other hosts count once all is known that they have said.
+void Hub::State::settle_ends() {
+  std::erase_if(ends, [&](const End& end) {
+    if (now < end.deadline && connection_of(end.ended.rank) != nullptr) return false;
+    judge.ended(end.ended.rank, end.ended.status, end.ended.out_of_memory, now);
+    return true;
+  });
+}
+
 void Hub::State::exchange(int rank, Request request) {
   if (request.line == Line::main) judge.waits(rank, request.phase, now);
   const bool on_main = request.line == Line::main;
@@ -139,13 +186,28 @@ void Hub::State::exchange(int rank, Request request) {
 }
 
 void Hub::State::take(Connection& connection, const Frame& frame) {
-  if (connection.rank < 0) return greet(connection, frame);
+  if (connection.rank < 0 && connection.launched == 0) return greet(connection, frame);
   const int rank = connection.rank;
   bool good = true;
   const auto with = [&](auto parsed, const auto& use) {
     good = parsed.has_value();
     if (good) use(*std::move(parsed));
   };
+  if (connection.launched > 0) {
+    switch (frame.kind) {
+      case Frame::Kind::fail: with(parse_failure(frame.bytes), [&](Failure&& failure) { judge.fail({failure.rank, failure.code, escape_control(failure.text)}); }); break;
+      case Frame::Kind::stop: stop_wished = true; break;
+      case Frame::Kind::ended:
+        with(parse_ended(frame.bytes), [&](const Ended& end) {
+          good = end.rank >= connection.first && end.rank < connection.first + connection.launched;
+          if (good) ended(connection, end);
+        });
+        break;
+      default: good = false;
+    }
+    if (!good) drop(connection, "sent what is no message");
+    return;
+  }
   switch (frame.kind) {
     case Frame::Kind::exchange: with(parse_request(frame.bytes), [&](Request&& request) { exchange(rank, std::move(request)); }); break;
     case Frame::Kind::cancel: with(parse_cancel(frame.bytes), [&](const Cancel& cancel) { exchanges.cancel(rank, cancel); }); break;
@@ -160,10 +222,10 @@ void Hub::State::take(Connection& connection, const Frame& frame) {
 
 void Hub::State::accept() {
   std::size_t strangers = 0;
-  for (const Connection& c : connections) strangers += c.rank < 0 && c.attached < 0 ? 1 : 0;
+  for (const Connection& c : connections) strangers += c.stranger() ? 1 : 0;
   for (Socket next = listener->accept(); next.open(); next = listener->accept()) {
     if (++strangers > kMaxStrangers) {   // the one that has been silent for longest goes
-      std::ranges::find_if(connections, [](const Connection& c) { return c.rank < 0 && c.attached < 0; })->socket = Socket();
+      std::ranges::find_if(connections, [](const Connection& c) { return c.stranger(); })->socket = Socket();
       std::erase_if(connections, [](const Connection& c) { return !c.socket.open(); });
     }
     connections.emplace_back().socket = std::move(next);
@@ -187,13 +249,16 @@ void Hub::State::decide() {
       judge.blame(late->ranks, concat("has not come to ", escape_control(late->phase), " by its deadline"));
     }
   }
-  if (judge.failure() && !told) {
-    told = true;
-    for (Connection& c : connections) {
-      if (!c.closing && (c.rank >= 0 || c.attached >= 0)) c.out.push(encode({Frame::Kind::fail, bytes_of(*judge.failure())}));
-    }
-  }
+  tell_failure();
   if (judge.failure() || judge.all_left()) changed.signal();
+}
+
+void Hub::State::tell_failure() {
+  if (!judge.failure() || told) return;
+  told = true;
+  for (Connection& c : connections) {
+    if (!c.closing && !c.stranger()) c.out.push(encode({Frame::Kind::fail, bytes_of(*judge.failure())}));
+  }
 }
 
 void Hub::State::tell_stop() {
@@ -235,6 +300,7 @@ void Hub::State::serve() {
         if (wanted[wanted.size() - places.size() + i].revents != 0) read(*places[i]);
       }
       if (listens && wanted[1].revents != 0) accept();
+      settle_ends();
       decide();
       if (stop_wished && !stop_told) {
         stop_told = true;
@@ -265,6 +331,11 @@ Hub::Hub(HubOptions options) {
 Hub::~Hub() {
   {
     const std::lock_guard lock(state_->mutex);
+    if (!state_->judge.failure() && state_->judge.all_left()) {
+      for (Connection& c : state_->connections) {
+        if (c.launched > 0) c.out.push(encode({Frame::Kind::bye, {}}));
+      }
+    }
     state_->stopping = true;
   }
   state_->wake.signal();
@@ -317,6 +388,7 @@ void Hub::fail(const Failure& failure) {
   {
     const std::lock_guard lock(state_->mutex);
     state_->judge.fail(failure);
+    state_->tell_failure();   // even where this is the hub's last moment
   }
   state_->wake.signal();
 }

@@ -129,7 +129,8 @@ void Judge::closed(int rank, const std::string& how, Time now) {
 }
 
 void Judge::ended(int rank, int wait_status, bool out_of_memory, Time now) {
-  const RankState& state = states_[at(rank)];
+  RankState& state = states_[at(rank)];
+  state.status = wait_status;
   if (state.failed || watches_[at(rank)].lost_known) return;
   if (WIFSIGNALED(wait_status)) {
     const int signal = WTERMSIG(wait_status), code = out_of_memory ? 4 : is_crash(signal) ? 1 : kPeerCode;

@@ -1,6 +1,9 @@
 #include "dist/messages.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "runtime/error.h"
@@ -8,7 +11,7 @@
 namespace detr::dist {
 namespace {
 
-constexpr std::string_view kHello = "detrtrain 2";
+constexpr std::string_view kHello = "detrtrain 3";
 constexpr std::uint32_t kByteOrder = 0x01020304;   // reads otherwise on a host of another kind
 
 class Writer {
@@ -80,6 +83,11 @@ std::optional<T> if_done(const Reader& reader, T value) {
 
 }  // namespace
 
+std::string own_host() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
+}
+
 Milliseconds beat_interval(Milliseconds timeout) { return std::clamp(timeout / 4, Milliseconds(1), Milliseconds(1000)); }
 
 std::string bytes_of(const Greeting& greeting) {
@@ -91,6 +99,7 @@ std::string bytes_of(const Greeting& greeting) {
       .number<std::int64_t>(greeting.pid)
       .text(greeting.token)
       .text(greeting.host)
+      .number<std::int32_t>(greeting.launched)
       .done();
 }
 
@@ -103,6 +112,7 @@ std::optional<Greeting> parse_greeting(const std::string& bytes) {
   greeting.pid = reader.number<std::int64_t>();
   greeting.token = reader.text(kMaxGreeting);
   greeting.host = reader.text(kMaxGreeting);
+  greeting.launched = reader.number<std::int32_t>();
   return if_done(reader, std::move(greeting));
 }
 
@@ -183,6 +193,20 @@ std::optional<Failure> parse_failure(const std::string& bytes) {
   failure.code = reader.number<std::int32_t>();
   failure.text = reader.text(kMaxText);
   return if_done(reader, std::move(failure));
+}
+
+std::string bytes_of(const Ended& ended) {
+  return Writer().number<std::int32_t>(ended.rank).number<std::int64_t>(ended.pid).number<std::int32_t>(ended.status).number<std::uint8_t>(ended.out_of_memory ? 1 : 0).done();
+}
+
+std::optional<Ended> parse_ended(const std::string& bytes) {
+  Reader reader(bytes);
+  Ended ended;
+  ended.rank = reader.number<std::int32_t>();
+  ended.pid = reader.number<std::int64_t>();
+  ended.status = reader.number<std::int32_t>();
+  ended.out_of_memory = reader.flag();
+  return if_done(reader, ended);
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {

@@ -17,14 +17,17 @@ constexpr std::size_t kMaxPhase = 256, kMaxText = 4096;       ///< of a name of 
 constexpr std::size_t kMaxGreeting = 512;
 constexpr std::size_t kMaxRequest = kMaxPart + kMaxPhase + 64;   ///< the longest frame of a rank
 
+/// The name of this host, as greetings have it.
+std::string own_host();
 /// Milliseconds between two beats.
 Milliseconds beat_interval(Milliseconds timeout);
 
-/// A rank's first message.
+/// The first message of a rank, or of the launcher of ranks on another host than the hub's.
 struct Greeting {
-  int rank = 0, size = 0;
+  int rank = 0, size = 0;   ///< rank: of a launcher the first of its own
   long pid = 0;
   std::string token, host;
+  int launched = 0;         ///< by a launcher: so many ranks
 };
 std::string bytes_of(const Greeting& greeting);
 std::optional<Greeting> parse_greeting(const std::string& bytes);
@@ -70,6 +73,16 @@ std::optional<Beat> parse_beat(const std::string& bytes);
 
 std::string bytes_of(const Failure& failure);
 std::optional<Failure> parse_failure(const std::string& bytes);
+
+/// The process of a rank has ended: a launcher's message.
+struct Ended {
+  int rank = 0;
+  long pid = 0;
+  int status = 0;   ///< of waitpid(2)
+  bool out_of_memory = false;
+};
+std::string bytes_of(const Ended& ended);
+std::optional<Ended> parse_ended(const std::string& bytes);
 
 /// "rank 2", "ranks 2, 5".
 std::string ranks_text(const std::vector<int>& ranks);

@@ -73,6 +73,16 @@ bool finish_connecting(const Socket& socket, Clock::time_point deadline) {
   return error == 0;
 }
 
+/// What getsockname(2) or getpeername(2) says, as numbers.
+std::string address_text(int descriptor, int (*name)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  std::array<char, NI_MAXHOST> text{};
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (name(descriptor, generic, &length) != 0 || (address.ss_family != AF_INET && address.ss_family != AF_INET6)) return {};
+  return getnameinfo(generic, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0 ? text.data() : "";
+}
+
 }  // namespace
 
 Socket& Socket::operator=(Socket&& other) noexcept {
@@ -104,6 +114,9 @@ void Socket::expect_signs(Milliseconds timeout) const noexcept {
     static_cast<void>(setsockopt(descriptor_, level, option, value, sizeof *value));
   }
 }
+
+std::string Socket::own_address() const { return address_text(descriptor_, ::getsockname); }
+std::string Socket::peer_address() const { return address_text(descriptor_, ::getpeername); }
 
 Listener::Listener(const std::string& host, int port) {
   const Addresses addresses(host, port, AI_PASSIVE);
@@ -189,7 +202,7 @@ bool FrameReader::take_header() {
   std::memcpy(&magic, header_.data(), 4);
   std::memcpy(&kind, header_.data() + 4, 4);
   std::memcpy(&length, header_.data() + 8, 8);
-  if (magic != kMagic || kind < 1 || kind > static_cast<std::uint32_t>(Frame::Kind::bye) || length > cap_) return false;
+  if (magic != kMagic || kind < 1 || kind > static_cast<std::uint32_t>(Frame::Kind::ended) || length > cap_) return false;
   frame_.kind = static_cast<Frame::Kind>(kind);
   wanted_ = length;
   return true;

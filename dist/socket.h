@@ -29,6 +29,9 @@ class Socket {
   /// A TCP connection whose peer or network is gone without a word is reported as closed after this time, by the kernel's probes. A process that is
   /// stopped answers them. Without effect on other sockets.
   void expect_signs(Milliseconds timeout) const noexcept;
+  /// The addresses of this end and of the other end, as numbers ("10.0.0.7", "fe80::1%eth0"); empty where the socket is none of IP.
+  std::string own_address() const;
+  std::string peer_address() const;
 
  private:
   int descriptor_ = -1;
@@ -72,7 +75,7 @@ class Wake {
 
 /// A message: kind, length and bytes.
 struct Frame {
-  enum class Kind : std::uint32_t { hello = 1, welcome, refuse, exchange, reply, cancel, beat, stop, fail, bye };
+  enum class Kind : std::uint32_t { hello = 1, welcome, refuse, exchange, reply, cancel, beat, stop, fail, bye, ended };
   Kind kind = Kind::hello;
   std::string bytes;
 };

@@ -126,19 +126,19 @@ class Trainer {
   /// Nothing where the run is to stop.
   std::optional<data::EvalResult> evaluate(bool ema);
   void save(bool finished);
-  void check_replicas();
-  bool out_of_time() const;
-  CheckpointInfo info() const;
-  std::int64_t total_steps() const;
   /// Rank 0 writes a file of the output folder; on every rank the result is why it could not be written, or nothing.
   std::string written(const std::string& name, const std::function<void(const std::filesystem::path&)>& write);
   /// A save that fails costs nothing but safety, so the run goes on, unless it is the last one or the third in a row. `error`: of written().
   void count_save(const std::string& error, bool last);
-  /// Pictures of an evaluation's batch on a rank.
-  std::int64_t val_batch() const;
+  void check_replicas();
+  bool out_of_time() const;
   bool out_of_patience() const;
   /// All steps are made, or the AP has not risen for as long as the run has patience.
   bool done() const;
+  CheckpointInfo info() const;
+  std::int64_t total_steps() const;
+  /// Pictures of an evaluation's batch on a rank.
+  std::int64_t val_batch() const;
   /// How the batch is cut, for the line about it.
   std::string parts_text() const;
 
@@ -156,12 +156,12 @@ class Trainer {
   std::unique_ptr<Step> step_;
   std::vector<std::int64_t> bad_here_;     // pictures that could not be read, not told to the other ranks yet; of the loader's thread
   std::set<std::int64_t> bad_anywhere_;    // of all ranks; of the loader's thread
+  std::unique_ptr<data::Loader> train_loader_, val_loader_;   // after what their threads use
+  std::size_t told_train_ = 0, told_val_ = 0;   // of the pictures that each could not read, those that were reported
   std::set<std::string> told_unused_;      // parameters that no loss reached in some step
   std::vector<StepKey> keys_;   // that the training loader's batches can have
   RunState state_;
   std::int64_t warmup_steps_ = 0;
-  std::unique_ptr<data::Loader> train_loader_, val_loader_;   // after what their threads use
-  std::size_t told_train_ = 0, told_val_ = 0;   // of the pictures that each could not read, those that were reported
   std::vector<data::Detection> detections_;
   std::optional<data::EvalResult> best_;
   double started_s_ = 0;

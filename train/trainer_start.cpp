@@ -53,8 +53,8 @@ void Trainer::begin(std::int64_t reserve) {
 }
 
 Trainer::~Trainer() {
-  if (options_.ranks.closed) options_.ranks.closed();
   stop_loader();   // first: its threads call back
+  if (options_.ranks.closed) options_.ranks.closed();
 }
 
 std::unique_ptr<models::RtDetr> Trainer::make_model() const {

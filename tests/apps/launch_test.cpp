@@ -1,5 +1,7 @@
 // The launcher and its watch over the ranks, with a program that does nothing but agree on steps (job.cpp), and with the binary itself.
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -10,6 +12,8 @@
 #include <sstream>
 #include <thread>
 
+#include "apps/launch.h"
+#include "runtime/error.h"
 #include "runtime/random.h"
 #include "tests/apps/process.h"
 
@@ -316,6 +320,49 @@ TEST_CASE("launch: too few open files", "[cpu]") {
   const ProcessResult result = process.wait();
   CHECK(result.code == 2);
   CHECK(result.err.find("the limit of open files is 32, and 2 ranks need 72") != std::string::npos);
+}
+
+TEST_CASE("launch: a child that counts and does not answer is given up", "[cpu]") {
+  CHECK(apps::count_in_child([] { return 3; }, milliseconds(20000)) == 3);
+  expect_throws<DeviceError>([] { apps::count_in_child([]() -> int { throw Error("no driver"); }, milliseconds(20000)); }, "no driver");
+  expect_throws<DeviceError>([] { apps::count_in_child([]() -> int { ::_exit(3); }, milliseconds(20000)); }, "the driver ended the process");
+  const auto start = Clock::now();
+  expect_throws<DeviceError>([] { apps::count_in_child([]() -> int { ::sleep(60); return 1; }, milliseconds(200)); }, "the driver has not answered within 0.2 s");
+  CHECK(Clock::now() - start < kSoon);
+
+  // It dies with the process that waits for it.
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const pid_t launcher = ::fork();
+  if (launcher == 0) {
+    apps::count_in_child([&]() -> int {
+      const pid_t self = ::getpid();
+      static_cast<void>(!::write(ends[1], &self, sizeof self));
+      ::sleep(60);
+      return 1;
+    }, milliseconds(60000));
+    ::_exit(0);
+  }
+  pid_t counter = 0;
+  REQUIRE(::read(ends[0], &counter, sizeof counter) == static_cast<ssize_t>(sizeof counter));
+  ::kill(launcher, SIGKILL);
+  ::waitpid(launcher, nullptr, 0);
+  CHECK(all_end_within({counter}, kSoon));
+  for (const int end : ends) ::close(end);
+}
+
+TEST_CASE("launch: not with the rights of another user", "[cpu]") {
+  if (::getuid() != 0) SKIP("only root can make a file of another user");
+  const TempDir dir;
+  const std::string copy = (dir / "detrtrain").string();
+  std::filesystem::copy_file(DETRTRAIN_BINARY, copy);
+  REQUIRE(::chown(copy.c_str(), 65534, 65534) == 0);
+  REQUIRE(::chmod(copy.c_str(), 04755) == 0);
+  const ProcessResult result = Detrtrain({"info", "configs"}, Detrtrain::Streams::kept, {copy, {}, -1}).wait();
+  INFO(result.err);
+  if (result.code == 0) SKIP("the file system of the temporary folder knows no set-uid");
+  CHECK(result.code == 2);
+  CHECK(result.err == "detrtrain: error: it does not run with the rights of another user (set-uid or set-gid): chmod u-s,g-s\n");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <map>
 #include <memory>
+#include <thread>
 #include <tuple>
 
 #include "dist/socket.h"
@@ -106,7 +107,10 @@ TEST_CASE("meeting: two hosts", "[cpu]") {
     CHECK(result.err.find("[rank 2] rank 2 of 4 on cpu runs\n") != std::string::npos);
     CHECK(result.out.empty());
   }
-  for (const auto& [fault, code, error] : {std::tuple("signal:rank=3,sig=KILL,step=20", 6, "rank 3: "), std::tuple("throw:rank=2,step=20", 1, "rank 2: DETRTRAIN_FAULT"),
+  for (const auto& [fault, code, error] : {std::tuple("signal:rank=3,sig=KILL,step=20", 6, "rank 3: killed by signal 9 (SIGKILL)"), std::tuple("throw:rank=2,step=20", 1, "rank 2: DETRTRAIN_FAULT"),
+                                           std::tuple("signal:rank=2,sig=SEGV,step=20", 1, "rank 2: killed by signal 11 (SIGSEGV)"),
+                                           std::tuple("exit:rank=3,code=0,step=20", 1, "rank 3: ended with exit code 0 and no word"),
+                                           std::tuple("exit:rank=2,code=3,phase=rendezvous", 1, "rank 2: ended with exit code 3 and no word"),
                                            std::tuple("throw:rank=1,step=20", 1, "rank 1: DETRTRAIN_FAULT"), std::tuple("signal:rank=0,sig=SEGV,step=20", 1, "rank 0: killed by signal 11")}) {
     INFO(fault);
     const int port = free_port();
@@ -125,6 +129,81 @@ TEST_CASE("meeting: two hosts", "[cpu]") {
   for (const auto* one : {&first, &second}) CHECK((*one)->wait().code == 75);
 }
 
+TEST_CASE("meeting: the launchers of two hosts end with one exit code", "[cpu]") {
+  const auto host = [](int port, int node, const Words& flags) {
+    return std::make_unique<Detrtrain>(Words{"--ranks", "2", "-d", "cpu", "--nnodes", "2", "--node-rank", std::to_string(node), "--rdzv", concat("127.0.0.1:", port), "--comm-timeout", "3"} + flags,
+                                       Detrtrain::Streams::kept, job_setting({}));
+  };
+  {
+    const int port = free_port();   // rank 1 alone ends with another code
+    const auto first = host(port, 0, {"--steps", "5", "--last-code", "9"}), second = host(port, 1, {"--steps", "5", "--last-code", "9"});
+    for (const auto* one : {&first, &second}) {
+      const ProcessResult result = (*one)->wait();
+      INFO(result.err);
+      CHECK(result.code == 9);
+      CHECK(result.last_line() == "detrtrain: error: the ranks ended with different exit codes: rank 0: 0; rank 1: 9; rank 2: 0; rank 3: 0");
+    }
+    CHECK(first->err().find(concat("ranks meet at 127.0.0.1:", port, "\n")) != std::string::npos);
+  }
+  for (const int node : {0, 1}) {   // a second signal to either ends both at once
+    const int port = free_port();
+    const auto first = host(port, 0, {"--step-ms", "100000"}), second = host(port, 1, {"--step-ms", "100000"});
+    for (const auto* one : {&first, &second}) (*one)->wait_until([&] { return (*one)->err().find(" pid ") != std::string::npos; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const auto& signalled = node == 0 ? first : second;
+    signalled->send(SIGINT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    CHECK(signalled->running());
+    signalled->send(SIGINT);
+    for (const auto* one : {&first, &second}) {
+      const ProcessResult result = (*one)->wait();
+      INFO(result.err);
+      CHECK(result.code == 130);
+      CHECK(result.last_line() == "detrtrain: error: ended at once by a second signal (SIGINT)");
+    }
+  }
+  const int port = free_port();   // the launcher that has the hub is gone
+  const auto first = host(port, 0, {}), second = host(port, 1, {});
+  second->wait_until([&] { return second->err().find(" runs\n") != std::string::npos; });
+  first->send(SIGKILL);
+  CHECK(first->wait().signal == SIGKILL);
+  const ProcessResult result = second->wait();
+  INFO(result.err);
+  CHECK(result.code == 6);
+  CHECK(result.last_line().find("is gone") != std::string::npos);
+}
+
+TEST_CASE("meeting: what the meeting point is, and whether others may come, is told", "[cpu]") {
+  const int port = free_port();
+  Setting setting = job_setting({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "0.0.0.0"},
+                                 {"MASTER_PORT", std::to_string(port - 1)}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  const ProcessResult result = Detrtrain({"-d", "cpu", "--start-timeout", "0.5"}, Detrtrain::Streams::kept, setting).wait();
+  INFO(result.err);
+  CHECK(result.err.find(concat("ranks meet at 0.0.0.0:", port, " (MASTER_PORT + 1: torchrun listens on MASTER_PORT itself)\n")) != std::string::npos);
+  CHECK(result.err.find("warning: without --rdzv-id NAME") != std::string::npos);
+  const ProcessResult named = Detrtrain({"-d", "cpu", "--start-timeout", "0.5", "--rdzv-id", "x"}, Detrtrain::Streams::kept, setting).wait();
+  CHECK(named.err.find("--rdzv-id") == std::string::npos);
+}
+
+TEST_CASE("meeting: eval and predict are no ranks", "[cpu]") {
+  for (const auto& [rank, size] : {std::pair("RANK", "WORLD_SIZE"), std::pair("PMI_RANK", "PMI_SIZE"), std::pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}) {
+    std::map<std::string, std::string> variables = {{rank, "1"}, {"LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"MPI_LOCALRANKID", "1"},
+                                                    {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
+    const auto with = [&](const Words& words) { return Detrtrain(words, Detrtrain::Streams::kept, {"", variables, -1}).wait(); };
+    for (const char* count : {"", "2", "1"}) {
+      variables[size] = count;
+      if (std::string(count) == "1") variables[rank] = "0";
+      for (const Words& words : {Words{"eval", "-r", "none.safetensors"}, Words{"predict", "-r", "none.safetensors", "--input", "none"}, Words{"train", "--test-only", "-r", "none.safetensors"}}) {
+        const ProcessResult result = with(words);
+        INFO(rank << "=" << variables[rank] << " " << size << "=" << count << ": " << result.err);
+        CHECK(result.code == (std::string(count) == "1" ? 7 : 2));
+        if (std::string(count) == "2") CHECK(result.err.find("runs as one process, and this is rank 1 of 2") != std::string::npos);
+        if (std::string(count).empty()) CHECK(result.err.find(size) != std::string::npos);   // half a set
+      }
+    }
+  }
+}
+
 TEST_CASE("meeting: the binary's flags", "[cpu]") {
   for (const char* ranks : {"0", "-1", "1000", "x", "2.5"}) expect_error({"train", "-c", "tiny", "--ranks", ranks}, 2, "--ranks");
   expect_error({"train", "-c", "tiny", "--nproc-per-node", "0"}, 2, "--ranks");
@@ -136,6 +215,10 @@ TEST_CASE("meeting: the binary's flags", "[cpu]") {
   expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--comm", "nccl"}, 2, "comm.backend (--comm): nccl is for GPUs");
   expect_error({"train", "-c", "tiny", "--ranks", "2", "--comm-timeout", "0"}, 2, "--comm-timeout");
   expect_error({"train", "-c", "tiny", "--ranks", "2", "-d", "cpu", "--nnodes", "2"}, 2, "--node-rank");
+  expect_error({"train", "-c", "tiny", "-d", "cuda:0,1"}, 8, "-d cuda:0,1: there is no GPU");
+  expect_error({"train", "-c", "tiny", "--rdzv", "bad"}, 2, "--rdzv is for several ranks");
+  expect_error({"train", "-c", "tiny", "-d", "cpu", "--ranks", "4", "--batch-size", "18"}, 2, "--batch-size 18 does not divide by 4 ranks x accum 1; 16 and 20 do");
+  expect_error({"train", "-c", "tiny", "-d", "cpu", "--ranks", "4", "--accum", "2", "--batch-size", "6"}, 2, "--batch-size 6 does not divide by 4 ranks x accum 2; 8 does");
   const auto with = [](const std::map<std::string, std::string>& variables, const Words& flags) {
     return Detrtrain(Words{"train", "-c", "tiny"} + flags, Detrtrain::Streams::kept, {"", variables, -1}).wait();
   };
@@ -195,7 +278,7 @@ TEST_CASE("meeting: --json has the job's failure", "[cpu]") {
     CHECK(result.last_line() == result.errors()[0]);
   }
   // An error that all ranks have is told once.
-  const ProcessResult result = detrtrain({"train", "-c", "tiny", "--data", "/nonexistent", "--ranks", "3", "-d", "cpu", "--json"});
+  const ProcessResult result = detrtrain({"train", "-c", "tiny", "--data", "/nonexistent", "--ranks", "3", "--batch-size", "3", "-d", "cpu", "--json"});
   INFO(result.err);
   CHECK(result.code == 3);
   CHECK(result.json().at("error").get<std::string>().find("/nonexistent") != std::string::npos);

@@ -114,6 +114,8 @@ TEST_CASE("world: our launcher", "[cpu]") {
   expect_refused<DeviceError>("there is no cuda:2; there are 2 GPUs, cuda:0 to cuda:1", {}, with_gpus("0,2"), "auto", 2);
   expect_refused<DeviceError>("there is one GPU", {}, with_gpus("2"), "auto", 1);
   expect_refused<DeviceError>("there are 2 GPUs", {}, with_ranks(4), "auto", 2);
+  expect_refused<DeviceError>("-d cuda:0,1: there is no GPU", {}, {}, "cuda:0,1");
+  expect_refused("-d cuda:0,1 and WORLD_SIZE=4", {{"RANK", "0"}, {"WORLD_SIZE", "4"}}, {}, "cuda:0,1", 2);
 }
 
 TEST_CASE("world: our launcher on several hosts", "[cpu]") {
@@ -152,11 +154,42 @@ TEST_CASE("world: our launcher on several hosts", "[cpu]") {
   refused("--gpus or --ranks", [](RankFlags& f) { f.ranks = 0; });
   refused("at most 4096", [](RankFlags& f) { f.nodes = 5000; });
   for (const char* bad : {"node1", "node1:", ":1", "node1:0", "node1:65536", "node1:x", "no de:1", "[::1]", "::1:29400"}) refused("--rdzv", [&](RankFlags& f) { f.rendezvous = bad; });
-  CHECK(world_of({}, at("[::1]:29400")).role == Role::alone);
   // One host needs no meeting point.
   RankFlags one = with_ranks(2);
   one.nodes = 1;
   CHECK(world_of({}, one, "cpu").port == 0);
+  one.node_rank = 0;
+  one.rendezvous = "node1:29400";   // a script's, for any number of hosts
+  CHECK(world_of({}, one, "cpu").port == 0);
+  one.rendezvous = "node1";
+  expect_refused("--rdzv node1", {}, one, "cpu");
+
+  CHECK(world.warning.empty());
+  flags.rendezvous_id.clear();
+  CHECK(world_of({}, flags, "cpu").warning.find("without --rdzv-id NAME, the same on all hosts, any program that reaches node1:29400") != std::string::npos);
+  flags.rendezvous = "127.0.0.1:29400";
+  CHECK(world_of({}, flags, "cpu").warning.empty());
+}
+
+TEST_CASE("world: flags about a meeting point that have no effect are told", "[cpu]") {
+  const auto each = [](const std::string& flag, const auto& change) {
+    for (const int ranks : {0, 1, 2}) {
+      RankFlags flags = with_ranks(ranks);
+      change(flags);
+      INFO(flag << ", ranks " << ranks);
+      expect_refused(flag, {}, flags, "cpu");
+    }
+  };
+  each("--rdzv ", [](RankFlags& f) { f.rendezvous = "node1:29400"; });
+  each("--rdzv-id ", [](RankFlags& f) { f.rendezvous_id = "x"; });
+  each("--node-rank ", [](RankFlags& f) { f.node_rank = 0; });
+  each("--master-addr ", [](RankFlags& f) { f.master_addr = "node1", f.master_port = 1; });
+  each("--master-port ", [](RankFlags& f) { f.master_port = 1; });
+  expect_refused("--nnodes", {}, at("node1:29400"), "cuda:0,1", 2);
+  // A world of one that another launcher has started needs none, but a wrong one is told.
+  const Variables one = {{"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  CHECK(world_of(one, at("node1:29400")).role == Role::alone);
+  expect_refused("--rdzv node1", one, at("node1"));
 }
 
 TEST_CASE("world: a rank of our launcher", "[cpu]") {
@@ -203,6 +236,16 @@ TEST_CASE("world: torchrun", "[cpu]") {
   for (const auto& [name, value] : Variables{{"RANK", "8"}, {"WORLD_SIZE", "0"}, {"LOCAL_RANK", "4"}, {"LOCAL_WORLD_SIZE", "9"}, {"MASTER_PORT", "0"}}) expect_refused(name + "=" + value, with(kTorchrun, name, value));
   for (const char* value : {"-1", "x", "5 ", "1e3", "99999999999999999999"}) expect_refused("RANK", with(kTorchrun, "RANK", value));
   expect_refused("MASTER_PORT", with(with(kTorchrun, "MASTER_PORT", "65535"), "TORCHELASTIC_USE_AGENT_STORE", "True"));
+  RankFlags named = at("node2:1234");
+  named.rendezvous_id = "blue";
+  CHECK(world_of(kTorchrun, named).token == "torchrun job7  blue");
+  CHECK(world.warning.empty());   // the run has an id
+  CHECK(!world_of(with(kTorchrun, "TORCHELASTIC_RUN_ID", "none")).warning.empty());
+  CHECK(world_of(with(with(kTorchrun, "TORCHELASTIC_RUN_ID", "none"), "MASTER_ADDR", "127.0.0.1")).warning.empty());
+  CHECK(meeting_point(world) == "node1:29500");
+  CHECK(meeting_point(world_of(with(kTorchrun, "TORCHELASTIC_USE_AGENT_STORE", "True"))) == "node1:29501 (MASTER_PORT + 1: torchrun listens on MASTER_PORT itself)");
+  CHECK(meeting_point(world_of(kTorchrun, at("[::1]:5"))) == "[::1]:5");
+
   expect_refused("-d cuda:0", kTorchrun, {}, "cuda:0");   // all ranks of a host on one device
 }
 
@@ -249,6 +292,12 @@ TEST_CASE("world: MPI", "[cpu]") {
   CHECK(world_of(with(kPmi, "MPI_LOCALNRANKS", "4")).host == "127.0.0.1");
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"}) expect_refused(name, without(kOpenMpi, name));
   for (const char* name : {"PMI_RANK", "MPI_LOCALRANKID"}) expect_refused(name, without(kPmi, name), at("node3:99"));
+  // Half a set is no single process.
+  expect_refused("OMPI_COMM_WORLD_SIZE", {{"OMPI_COMM_WORLD_RANK", "1"}});
+  expect_refused("PMI_SIZE", {{"PMI_RANK", "1"}});
+  CHECK(world_of({{"SLURM_PROCID", "1"}}).role == Role::alone);   // of a batch script
+  CHECK(!world_of(kPmi, at("node3:99")).warning.empty());
+  CHECK(world_of(kOpenMpi).warning.empty());
   expect_refused("OMPI_COMM_WORLD_RANK=4", with(kOpenMpi, "OMPI_COMM_WORLD_RANK", "4"));
 }
 

@@ -29,6 +29,16 @@ TEST_CASE("messages: bytes and back", "[cpu]") {
   CHECK(parse_greeting(greeting)->token == "token");
   CHECK(parse_greeting(greeting)->host == "host");
 
+  CHECK(parse_greeting(greeting)->launched == 0);
+  CHECK(parse_greeting(bytes_of(Greeting{2, 4, 4711, "token", "host", 2}))->launched == 2);
+
+  const std::string ended = bytes_of(Ended{3, 4711, 139, true});
+  expect_exact(ended, parse_ended);
+  CHECK(parse_ended(ended)->rank == 3);
+  CHECK(parse_ended(ended)->pid == 4711);
+  CHECK(parse_ended(ended)->status == 139);
+  CHECK(parse_ended(ended)->out_of_memory);
+
   const std::string request = bytes_of(Request{Line::loader, true, 7, 500, "step 3", "the part"});
   expect_exact(request, parse_request);
   CHECK(parse_request(request)->line == Line::loader);
@@ -72,7 +82,8 @@ TEST_CASE("messages: bytes and back", "[cpu]") {
 TEST_CASE("messages: random bytes and flipped bits are read or refused, and nothing else", "[cpu]") {
   std::mt19937_64 random(7);
   const std::vector<std::string> seeds = {bytes_of(Greeting{2, 4, 4711, "token", "host"}), bytes_of(Request{Line::main, false, 7, 500, "step 3", "part"}),
-                                          bytes_of(Beat{9, 417, 20, true, "backward"}), bytes_of(Failure{2, 3, "why"}), reply_head({Line::main, 5}) + reply_body({"a", "b"})};
+                                          bytes_of(Beat{9, 417, 20, true, "backward"}), bytes_of(Failure{2, 3, "why"}), bytes_of(Ended{3, 4711, 9, false}),
+                                          reply_head({Line::main, 5}) + reply_body({"a", "b"})};
   int read = 0, refused = 0;
   const auto count = [&](bool good) { ++(good ? read : refused); };
   for (int trial = 0; trial < 20000; ++trial) {
@@ -84,6 +95,7 @@ TEST_CASE("messages: random bytes and flipped bits are read or refused, and noth
     count(parse_beat(bytes).has_value());
     count(parse_failure(bytes).has_value());
     count(parse_cancel(bytes).has_value());
+    count(parse_ended(bytes).has_value());
     count(parse_reply(bytes, 2).has_value());
   }
   CHECK(read > 5000);

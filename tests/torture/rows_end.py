@@ -1,4 +1,4 @@
-"""Rows 1 to 12: a rank, or the launcher, dies, throws, stops or crawls."""
+"""Rows 1 to 12 and 42: a rank, or the launcher, dies, throws, stops or crawls."""
 
 from __future__ import annotations
 
@@ -148,10 +148,15 @@ def slow(t: Trial) -> float:
     return warnings if patient else 0
 
 
+def expect_namespaces(*more: str) -> None:
+    command = ["unshare", "-rn", *(more or ["true"])]
+    if any(shutil.which(name) is None for name in (command[0], command[2])) or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        raise Skip(f"no network namespace of its own ({' '.join(command)})")
+
+
 @row(12, "the network goes down", "s beyond T")
 def network_down(t: Trial) -> float:
-    if not shutil.which("unshare") or subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode != 0:
-        raise Skip("no network namespace of its own (unshare -rn)")
+    expect_namespaces()
     switch = t.folder / "down"
     job = t.train(t.random.choice([2, 3]), wrapper=["unshare", "-rn", sys.executable, str(Path(__file__).with_name("loopback.py")), str(switch)])
     job.wait_until_it_trains()
@@ -160,3 +165,23 @@ def network_down(t: Trial) -> float:
     switch.touch()
     job.expect_failure(6, r"rank \d+: ")
     return t.expect_within(job.ended - begin - t.timeout_s, GONE_S)
+
+
+@row(42, "two hosts")
+def two_hosts(t: Trial) -> None:
+    """The host beside the hub's has its own name on its loopback, as many have; each host's ranks must be reached from the other."""
+    expect_namespaces("ip", "link", "add", "cable0", "type", "veth", "peer", "name", "cable1")
+    kind = t.number % 4
+    fault, code, error = [("", 0, ""), ("signal:sig=SEGV,rank=3,step=3", 1, r"rank 3: killed by signal 11 \(SIGSEGV\)"),
+                          ("signal:sig=KILL,rank=2,step=3", 6, r"rank 2: killed by signal 9 \(SIGKILL\)"),
+                          ("exit:code=0,rank=3,step=3", 1, "rank 3: ended with exit code 0 and no word")][kind]
+    words = t.words(2, batch=4, more=["--max-steps", "6", "--nnodes", "2", "--rdzv", "10.77.0.1:29400"])
+    job = t.start(words, fault, None, ["unshare", "-rn", sys.executable, str(Path(__file__).with_name("two_hosts.py")), str(t.folder)])
+    job.expect_end(code)
+    expect((t.folder / "codes").read_text() == f"{code} {code}", f"the hosts' exit codes are {(t.folder / 'codes').read_text()}, wanted {code} of both")
+    first, second = ((t.folder / f"host{host}").read_text() for host in (0, 1))
+    expect("4 ranks over gloo on 10.77.0.1, 10.77.0.2, " in first, f"host 0 does not say where the ranks are: {first}")
+    expect("warning: without --rdzv-id" in first and "ranks meet at 10.77.0.1:29400\n" in first, f"host 0 does not say where ranks meet, and who can: {first}")
+    for host, text in enumerate((first, second)):
+        last = text.rstrip("\n").splitlines()[-1]
+        expect(not error or re.match("detrtrain: error: " + error, last) is not None, f"host {host} ends with '{last}', wanted '{error}'")
