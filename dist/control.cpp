@@ -85,9 +85,12 @@ std::int64_t Control::State::read_place(std::array<char, 64>& phase) const noexc
 }
 
 std::string Control::State::place() const {
-  const std::lock_guard lock(place_mutex);
   std::array<char, 64> phase{};
-  const std::int64_t step = read_place(phase);
+  std::int64_t step = -1;
+  {
+    const std::lock_guard lock(place_mutex);
+    step = read_place(phase);
+  }
   return place_text(step, phase.data());
 }
 
@@ -156,13 +159,13 @@ bool Control::State::beat() {
   beat.progress = progress.load(std::memory_order_relaxed);
   const Clock::time_point last{Clock::duration(moved.load(std::memory_order_relaxed))};
   beat.age = std::chrono::duration_cast<Milliseconds>(Clock::now() - last).count();
+  std::array<char, 64> phase{};
   {
     const std::lock_guard place_lock(place_mutex);
-    std::array<char, 64> phase{};
     beat.step = read_place(phase);
-    beat.phase = phase.data();
     beat.waiting = waits == Waits::peers || (waits == Waits::loader && calls[1].waiting);
   }
+  beat.phase = phase.data();
   if (calls[0].waiting) {
     beat.waiting = true;
     beat.phase = calls[0].phase;
