@@ -51,7 +51,16 @@ class Context {
   /// During an op's backward: whether what input i's destination holds is to be kept and added to. Only for inputs that the op named
   /// in GradientRules when it was recorded; the tape adds the others' contributions itself.
   bool adds(unsigned i) const { return (adds_ >> i & 1U) != 0; }
-  void set_adds(unsigned adds) { adds_ = adds; }
+  /// The same for an input that a ReLU made: whether its gradient, with all that it is added to, is to be taken back through that ReLU, which makes
+  /// it 0 where the input is not above 0. So the last op that adds to the gradient of a ReLU's output saves the ReLU a pass.
+  bool masks(unsigned i) const { return (masks_ >> i & 1U) != 0; }
+  /// In the backward of an op that ends in a ReLU: whether dy has been taken back through it.
+  bool before_relu() const { return before_relu_; }
+  void set_rules(unsigned adds, unsigned masks, bool before_relu) {
+    adds_ = adds;
+    masks_ = masks;
+    before_relu_ = before_relu;
+  }
 
   /// Called after each op of the forward pass with its name, where it is set (a measuring aid; backward has Tape::observer).
   std::function<void(const std::string& op)> after_op;
@@ -75,7 +84,8 @@ class Context {
   Stream stream_;
   Tape* tape_ = nullptr;
   bool training_ = false;
-  unsigned adds_ = 0;
+  unsigned adds_ = 0, masks_ = 0;
+  bool before_relu_ = false;
 };
 
 }  // namespace detr

@@ -12,8 +12,8 @@ Variable conv2d(Context& ctx, const Variable& x, const Variable& weight, const k
   kernels::conv2d_forward(ctx.stream(), x.value(), weight.value(), options, y);
   return ctx.record("conv2d", {x, weight}, y, [x = x.value(), weight = weight.value(), options](Context& c, const Tensor& dy, Wanted want) {
     if (want[1]) c.beside({x, dy, weight, *want[1]}, [&](const Stream& stream) { kernels::conv2d_backward(stream, dy, x, weight, options, nullptr, want[1]); });
-    if (want[0]) kernels::conv2d_backward(c.stream(), dy, x, weight, options, want[0], nullptr, c.adds(0));
-  }, {.adds = 1});
+    if (want[0]) kernels::conv2d_backward(c.stream(), dy, x, weight, options, want[0], nullptr, c.adds(0), c.masks(0));
+  }, {.adds = 1, .masks = 1});
 }
 
 Variable conv2d_norm(Context& ctx, const Variable& x, const Variable& weight, const Tensor& exact, const ConstantNorm& norm, const Variable& residual,
@@ -26,7 +26,7 @@ Variable conv2d_norm(Context& ctx, const Variable& x, const Variable& weight, co
   return ctx.record("conv2d_norm", {x, weight, residual}, y, [x = x.value(), folded, scale, y = kept_y, activation, options](Context& c, const Tensor& dy, Wanted want) {
     // Before the activation the gradient is the residual's and the convolution's alike.
     Tensor dz = dy;
-    if (activation == Activation::relu) {
+    if (activation == Activation::relu && !c.before_relu()) {
       dz = want[2] ? *want[2] : c.empty_like(dy);
       kernels::activation_backward(c.stream(), dy, Tensor(), y, activation, &dz);
     } else if (want[2]) {
@@ -38,8 +38,8 @@ Variable conv2d_norm(Context& ctx, const Variable& x, const Variable& weight, co
         kernels::scale_rows(stream, scale, *want[1]);
       });
     }
-    if (want[0]) kernels::conv2d_backward(c.stream(), dz, x, folded, options, want[0], nullptr, c.adds(0));
-  }, {.adds = 1});
+    if (want[0]) kernels::conv2d_backward(c.stream(), dz, x, folded, options, want[0], nullptr, c.adds(0), c.masks(0));
+  }, {.adds = 1, .masks = 1, .ends_in_relu = activation == Activation::relu, .passes_before_relu = 4});
 }
 
 }  // namespace detr

@@ -1,5 +1,6 @@
 #include "autograd/tape.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -88,7 +89,10 @@ void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, co
   std::vector<char> live(last + 1, 0);
   std::map<std::int64_t, int> contributions;
   live[last] = 1;
-  for (std::size_t i = 0; i <= last; ++i) nodes_[i].uses = 0;
+  for (std::size_t i = 0; i <= last; ++i) {
+    nodes_[i].uses = 0;
+    nodes_[i].before_relu = false;
+  }
   for (std::size_t i = last + 1; i-- > 0;) {
     if (!live[i]) continue;
     const bool is_leaf = nodes_[i].is_parameter || nodes_[i].is_input;
@@ -131,11 +135,21 @@ void Tape::backward(Context& ctx, const Variable& output, const Tensor& seed, co
   }
 }
 
+/// Whether an input's gradient is the node's own, in the same memory.
+bool Tape::passes_on(const Node& node, std::size_t input) const {
+  const Node& source = nodes_[static_cast<std::size_t>(node.inputs[input])];
+  if (source.is_input || source.grad.defined()) return false;
+  if ((node.rules.passes >> input & 1U) != 0 && source.uses == 1) return true;
+  // A gradient that was taken back through the node's ReLU has been handed to nobody else, and the node reads it before others add to it; but
+  // for a node that would add to it by itself.
+  return node.before_relu && (node.rules.passes_before_relu >> input & 1U) != 0 && std::ranges::count(node.inputs, node.inputs[input]) == 1;
+}
+
 void Tape::run_node(Context& ctx, Node& node) {
   const std::size_t count = node.inputs.size();
   std::vector<Tensor> destinations(count);
   std::vector<Tensor*> want(count, nullptr);
-  unsigned adds = 0;
+  unsigned adds = 0, masks = 0;
   std::vector<Tensor> sums(count);   // defined where the destination is a contribution that must be added here
   for (std::size_t i = 0; i < count; ++i) {
     if (node.inputs[i] < 0) continue;
@@ -147,8 +161,9 @@ void Tape::run_node(Context& ctx, Node& node) {
       } else {
         sums[i] = rows;
       }
-    } else if ((node.rules.passes >> i & 1U) != 0 && source.uses == 1 && !source.is_input) {
+    } else if (passes_on(node, i)) {
       source.grad = node.grad.reshape(source.shape);
+      --source.uses;
       continue;
     } else if (!source.grad.defined()) {
       source.grad = ctx.empty(source.shape, source.dtype);
@@ -163,10 +178,15 @@ void Tape::run_node(Context& ctx, Node& node) {
     }
     if (sums[i].defined()) destinations[i] = ctx.empty(source.shape, source.dtype);
     want[i] = &destinations[i];
+    --source.uses;
+    if (source.uses == 0 && source.rules.ends_in_relu && (node.rules.masks >> i & 1U) != 0 && !sums[i].defined()) {
+      source.before_relu = true;
+      masks |= 1U << i;
+    }
   }
-  ctx.set_adds(adds);
+  ctx.set_rules(adds, masks, node.before_relu);
   node.backward(ctx, node.grad, want);
-  ctx.set_adds(0);
+  ctx.set_rules(0, 0, false);
   for (std::size_t i = 0; i < count; ++i) {
     if (!want[i]) continue;
     // The side branch may have made what the stream reads or adds to from here on: all but parameters' gradients.

@@ -22,6 +22,9 @@ using Backward = std::function<void(Context& ctx, const Tensor& dy, Wanted want)
 struct GradientRules {
   unsigned adds = 0;     ///< it can add to what the destination holds: see Context::adds
   unsigned passes = 0;   ///< it is the output's gradient, in the input's shape: where nothing else uses the input, the tape hands it on
+  unsigned masks = 0;    ///< it can be taken back through the ReLU that made the input: see Context::masks
+  bool ends_in_relu = false;         ///< the op also takes a gradient that has been taken back through its ReLU: see Context::before_relu
+  unsigned passes_before_relu = 0;   ///< it is that gradient, in the input's shape: the tape hands it on, whatever else uses the input
 };
 
 /// Nodes in the order in which the ops ran; backward goes through them from the end. Contributions are added in tape order, by the
@@ -62,7 +65,8 @@ class Tape {
     DType dtype = DType::f32;
     Backward backward;             // empty for leaves
     GradientRules rules;
-    int uses = 0;                  // by live nodes, in the pass in hand
+    int uses = 0;                  // by live nodes, in the pass in hand, that are still to come
+    bool before_relu = false;      // grad has been taken back through the op's ReLU
     Tensor grad;
     Parameter parameter;           // of a parameter leaf
     std::int64_t begin = 0, end = 0;
@@ -72,6 +76,7 @@ class Tape {
 
   int append(Node node);
   void run_node(Context& ctx, Node& node);
+  bool passes_on(const Node& node, std::size_t input) const;
 
   std::vector<Node> nodes_;
   std::set<std::int64_t> reached_;

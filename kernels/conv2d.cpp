@@ -32,11 +32,11 @@ void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 }
 
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
-                     Tensor* dx, Tensor* dweight, bool add_dx) {
+                     Tensor* dx, Tensor* dweight, bool add_dx, bool relu_x) {
   expect_like(x, "conv2d: dy", dy, checked_output(x, weight, options));
   expect_like(x, "conv2d: dx", dx, x.shape());
   expect_wide(x, "conv2d: dweight", dweight, weight.shape());
-  DETR_DISPATCH(x.device(), conv2d_backward, stream, dy, x, weight, options, dx, dweight, add_dx);
+  DETR_DISPATCH(x.device(), conv2d_backward, stream, dy, x, weight, options, dx, dweight, add_dx, relu_x);
 }
 
 }  // namespace detr::kernels

@@ -26,11 +26,12 @@ void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 
 /// Backward of the above, for any subset of wanted gradients; null is neither computed nor written.
 /// dx (N, H, W, I), dweight (O, kh, kw, I), wide: overwritten; dx is added to what is there if `add_dx`.
+/// `relu_x`: x is what a ReLU gave, and dx, with all that it is added to, becomes the gradient of what the ReLU took: 0 where x <= 0.
 ///
 /// dx is a convolution of dy with the flipped weight, one for each residue of the pixel modulo the stride; dweight is a sum over
 /// fixed chunks of output pixels, added in order. On CUDA a bf16 convolution's dweight is rounded to bf16 once, unless its kernel is 1 x 1.
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
-                     Tensor* dx, Tensor* dweight, bool add_dx = false);
+                     Tensor* dx, Tensor* dweight, bool add_dx = false, bool relu_x = false);
 
 namespace cpu {
 extern decltype(kernels::conv2d_forward) conv2d_forward;

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/activation.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/dispatch.h"
-#include "kernels/pointwise.h"
 #include "kernels/linear.h"
+#include "kernels/pointwise.h"
 
 namespace detr::kernels::cpu {
 namespace {
@@ -164,10 +165,14 @@ void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 }
 
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
-                     Tensor* dx, Tensor* dweight, bool add_dx) {
+                     Tensor* dx, Tensor* dweight, bool add_dx, bool relu_x) {
+  if (dx && relu_x) {
+    cpu::conv2d_backward(stream, dy, x, weight, options, dx, dweight, add_dx, false);
+    return cpu::activation_backward(stream, *dx, Tensor(), x, Activation::relu, dx);
+  }
   if (dx && add_dx) {
     Tensor part = stream.empty_like(*dx);
-    cpu::conv2d_backward(stream, dy, x, weight, options, &part, dweight, false);
+    cpu::conv2d_backward(stream, dy, x, weight, options, &part, dweight, false, false);
     return accumulate(stream, part, *dx);
   }
   if (is_pointwise(weight.shape(), options)) {

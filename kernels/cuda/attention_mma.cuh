@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/cuda/attention_mask.cuh"
+#include "kernels/cuda/mma.cuh"
 
 // Attention in bf16 on the tensor cores. A block has 4 warps and a tile of 64 queries (or keys) of one head, of which each warp owns
 // 16 rows; tiles of the other side pass through shared memory in two stages, the next one on its way while this one is used. A warp's
@@ -31,12 +32,6 @@ __device__ inline void load_matrices_transposed(unsigned (&x)[4], const bf16* ro
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(shared_address(row)));
-}
-/// c (16, 8) += a (16, 16) b (16, 8)
-__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 /// 2^x within 2 units in the last place; results below the normal range are 0.
 __device__ inline float fast_exp2(float x) {

@@ -2,7 +2,10 @@
 
 #include <vector>
 
+#include "kernels/activation.h"
 #include "kernels/cuda/channels.h"
+#include "kernels/cuda/conv2d_fused.h"
+#include "kernels/cuda/conv2d_pictures.h"
 #include "kernels/cuda/conv2d_plans.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/pointwise.h"
@@ -52,6 +55,7 @@ void weight_gradient(const Stream& stream, const Conv2dOptions& options, const T
 void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Conv2dOptions& options, Tensor& y) {
   if (y.numel() == 0) return;
   DETR_CHECK(x.numel() > 0, "conv2d: no input channels on CUDA: ", x);
+  if (try_pictures_forward(stream, x, weight, nullptr, Activation::none, options, y)) return;
   if (channels_fit(x, weight)) return run(stream, ConvPass::forward, options, x, weight, y);
   Tensor wide_y = y.dim(3) % 8 == 0 ? y : stream.empty(with_channels(y.shape(), in_eights(y.dim(3))), y.dtype());
   run(stream, ConvPass::forward, options, widened(stream, x, in_eights(x.dim(3))), widened_weight(stream, weight), wide_y);
@@ -59,7 +63,14 @@ void conv2d_forward(const Stream& stream, const Tensor& x, const Tensor& weight,
 }
 
 void conv2d_backward(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Conv2dOptions& options,
-                     Tensor* dx, Tensor* dweight, bool add_dx) {
+                     Tensor* dx, Tensor* dweight, bool add_dx, bool relu_x) {
+  if (dx && relu_x) {
+    if (!try_fused_data_gradient(stream, dy, x, weight, add_dx, options, *dx)) {
+      cuda::conv2d_backward(stream, dy, x, weight, options, dx, nullptr, add_dx, false);
+      cuda::activation_backward(stream, *dx, Tensor(), x, Activation::relu, dx);
+    }
+    dx = nullptr;   // it is there
+  }
   const bool empty = dy.numel() == 0 || x.numel() == 0;
   for (Tensor* gradient : {dx, dweight}) {
     if (empty && gradient && gradient->bytes() && !(gradient == dx && add_dx)) DETR_TRY(cudaMemsetAsync(gradient->raw(), 0, static_cast<std::size_t>(gradient->bytes()), detr::cuda::native(stream)));

@@ -1,6 +1,7 @@
 #include "kernels/conv2d_norm.h"
 
 #include "kernels/cuda/conv2d_fused.h"
+#include "kernels/cuda/conv2d_pictures.h"
 #include "kernels/cuda/launch.cuh"
 
 namespace detr::kernels::cuda {
@@ -52,6 +53,7 @@ void fold_norm(const Stream& stream, const Tensor& weight, const Tensor& norm_we
 
 void conv2d_shift_forward(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& shift, const Tensor* residual,
                           Activation activation, const Conv2dOptions& options, Tensor& y) {
+  if (!residual && try_pictures_forward(stream, x, weight, &shift, activation, options, y)) return;
   if (y.numel() == 0 || try_fused_forward(stream, x, weight, shift, residual, activation, options, y)) return;
   cuda::conv2d_forward(stream, x, weight, options, y);
   dispatch_float("conv2d_shift", x.dtype(), [&](auto tag) {

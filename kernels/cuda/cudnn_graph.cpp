@@ -58,6 +58,13 @@ CudnnDescriptor cudnn_tensor(std::int64_t id, DType dtype, const Shape& shape) {
 
 CudnnDescriptor cudnn_virtual_tensor(std::int64_t id, const Shape& shape) { return made_tensor(id, DType::f32, shape, true); }
 
+std::int64_t engine_index(const CudnnDescriptor& config) {
+  const std::vector<CudnnDescriptor> engine = held(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1);
+  std::int64_t index = -1, count = 0;
+  if (!engine.empty()) DETR_TRY(cudnnBackendGetAttribute(engine[0].get(), CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count, &index));
+  return index;
+}
+
 Cudnn::Cudnn(const Stream& stream) {
   cudnnHandle_t made = nullptr;
   DETR_TRY(cudnnCreate(&made));

@@ -59,6 +59,9 @@ CudnnDescriptor cudnn_tensor(std::int64_t id, DType dtype, const Shape& shape);
 /// One in f32 that passes from an operation to the next within a kernel and has no memory.
 CudnnDescriptor cudnn_virtual_tensor(std::int64_t id, const Shape& shape);
 
+/// The library's number of the engine that a configuration sets up.
+std::int64_t engine_index(const CudnnDescriptor& config);
+
 /// What runs a graph of operations: an engine with its settings, and the scratch memory it wants.
 struct CudnnPlan {
   CudnnDescriptor plan;

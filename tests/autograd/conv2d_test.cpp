@@ -75,6 +75,25 @@ TEST_CASE("conv2d_norm: gradients", "[cpu]") {
   }
 }
 
+TEST_CASE("conv2d_norm: gradients through blocks whose ReLUs are taken back by the convolutions behind them", "[cpu]") {
+  const Tensor gamma = uniform(Shape{3}, 0.5, 1.5, 3), beta = normal(Shape{3}, 4), mean = normal(Shape{3}, 5), var = uniform(Shape{3}, 0.5, 1.5, 6);
+  const auto layer = [&](Context& ctx, const Variable& x, const Variable& weight, const Variable& residual, std::int64_t stride) {
+    return conv2d_norm(ctx, x, weight, weight.value(), {gamma, beta, mean, var, 1e-5}, residual, kernels::Activation::relu, {stride, (weight.dim(1) - 1) / 2});
+  };
+  // The second block is used by ops of other kinds, before and after its first convolution; the third's residual comes from one of them, and the
+  // fourth's is its own input.
+  const Op op = [&](Context& ctx, Inputs in) {
+    const Variable first = layer(ctx, in[0], in[1], {}, 1);
+    const Variable a = layer(ctx, first, in[2], {}, 1), second = layer(ctx, a, in[1], first, 1);
+    const Variable b = layer(ctx, second, in[1], {}, 2), pooled = avg_pool(ctx, second), third = layer(ctx, b, in[2], pooled, 1);
+    const Variable fourth = layer(ctx, third, in[2], third, 1);
+    return add(ctx, fourth, avg_pool(ctx, add(ctx, second, conv2d(ctx, second, in[2], {1, 0}))));
+  };
+  const std::vector<Tensor> inputs = {normal({2, 4, 6, 3}, 1), normal({3, 3, 3, 3}, 2), normal({3, 1, 1, 3}, 7)};
+  expect_gradients(op, inputs);
+  expect_gradient_subsets(op, inputs);
+}
+
 TEST_CASE("conv2d: gradients of an input that several ops share", "[cpu]") {
   const Op op = [](Context& ctx, Inputs in) {
     const Variable a = conv2d(ctx, in[0], in[1], {1, 1}), b = conv2d(ctx, in[0], in[2], {1, 0});

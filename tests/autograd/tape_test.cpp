@@ -283,3 +283,38 @@ TEST_CASE("tape: broken contracts", "[cpu]") {
   b.backward(loss);
   expect_throws<InvalidArgument>([&] { b.backward(loss); }, "tape: backward has run already");
 }
+
+TEST_CASE("tape: a ReLU's gradient is taken back by the last op that uses it, where it can be", "[cpu]") {
+  // The gradient of each op is dy; back through the ReLU that made its input it is 0 where that is not above 0.
+  const auto use = [](Context& ctx, const Variable& x, bool can, std::vector<std::string>& log, const std::string& name) {
+    return ctx.record("use", {x}, x.value(), [&log, name, x = x.value()](Context& c, const Tensor& dy, Wanted want) {
+      log.push_back(name + (c.masks(0) ? " takes it back" : "") + (c.adds(0) ? ", adds" : ""));
+      for (std::int64_t i = 0; i < dy.numel(); ++i) {
+        double& dx = want[0]->data<double>()[i];
+        dx = c.masks(0) && x.data<double>()[i] <= 0 ? 0 : dy.data<double>()[i] + (c.adds(0) ? dx : 0);
+      }
+    }, {.adds = can ? 1U : 0U, .masks = can ? 1U : 0U});
+  };
+  const auto relu = [](Context& ctx, const Variable& x, const Variable& residual, const Values& y, std::vector<std::string>& log) {
+    return ctx.record("relu", {x, residual}, host_tensor<double>({2}, y), [&log, y](Context& c, const Tensor& dy, Wanted want) {
+      log.push_back(c.before_relu() ? "ReLU is done" : "ReLU");
+      for (Tensor* dx : want) {
+        for (std::int64_t i = 0; dx && i < 2; ++i) dx->data<double>()[i] = !c.before_relu() && y[static_cast<std::size_t>(i)] <= 0 ? 0 : dy.data<double>()[i];
+      }
+    }, {.ends_in_relu = true, .passes_before_relu = 2});
+  };
+  using Log = std::vector<std::string>;
+  for (const bool earlier_can : {true, false}) {
+    Log log;
+    Bench b;
+    const Variable x = b.tape.input(host_tensor<double>({2}, {1, 2})), z = b.tape.input(host_tensor<double>({2}, {3, 4}));
+    const Variable inner = relu(b.ctx, x, {}, {0, 5}, log);
+    const Variable early = use(b.ctx, inner, earlier_can, log, "early"), outer = relu(b.ctx, early, inner, {6, 7}, log);
+    const std::array<Variable, 2> all = {use(b.ctx, outer, true, log, "late"), use(b.ctx, z, true, log, "aside")};
+    b.backward(sum(b.ctx, all));
+    CHECK(values_of(b.tape.gradient(x)) == Values{0, 2});   // twice, and not where the inner ReLU lets nothing through
+    CHECK(values_of(b.tape.gradient(z)) == Values{1, 1});
+    if (earlier_can) CHECK(log == Log{"aside", "late takes it back", "ReLU is done", "early takes it back, adds", "ReLU is done"});
+    else CHECK(log == Log{"aside", "late takes it back", "ReLU is done", "early", "ReLU"});
+  }
+}

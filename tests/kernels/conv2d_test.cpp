@@ -1,5 +1,7 @@
 #include "kernels/conv2d.h"
 
+#include <limits>
+
 #include "tests/kernels/values.h"
 
 using namespace detr;
@@ -131,6 +133,22 @@ TEST_CASE("conv2d: dx is added to what is there", "[cpu]") {
     kernels::conv2d_backward(Stream::cpu(2), dy, x, weight, options, &dx, &dweight, true);
     for (std::int64_t i = 0; i < dx.numel(); ++i) REQUIRE(dx.data<double>()[i] == before.data<double>()[i] + alone.dx.data<double>()[i]);
     expect_same_bits(dweight, alone.dweight);   // overwritten all the same
+  }
+}
+
+TEST_CASE("conv2d: dx is taken back through the ReLU that made x", "[cpu]") {
+  const Tensor weight = random({3, 3, 3, 4}, DType::f64, 2), before = random({2, 6, 5, 4}, DType::f64, 4), dy = random({2, 6, 5, 3}, DType::f64, 3);
+  Tensor x = random(before.shape(), DType::f64, 1);
+  x.data<double>()[7] = 0;
+  x.data<double>()[8] = std::numeric_limits<double>::quiet_NaN();
+  const auto gradient = [&](bool adds, bool relu_x) {
+    Tensor dx = host_tensor<double>(x.shape(), values_of(before));
+    kernels::conv2d_backward(Stream::cpu(2), dy, x, weight, {1, 1}, &dx, nullptr, adds, relu_x);
+    return dx;
+  };
+  for (const bool adds : {false, true}) {
+    const Tensor masked = gradient(adds, true), all = gradient(adds, false);
+    for (std::int64_t i = 0; i < x.numel(); ++i) REQUIRE(masked.data<double>()[i] == (x.data<double>()[i] <= 0 ? 0 : all.data<double>()[i]));
   }
 }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/conv2d_norm.h"
 #include "kernels/cuda/channels.h"
+#include "kernels/cuda/conv2d_pictures.h"
 #include "kernels/pointwise.h"
 #include "runtime/build.h"
 #include "tests/gpu.h"
@@ -12,6 +14,7 @@
 
 using namespace detr;
 using namespace detr::test;
+using kernels::Activation;
 
 namespace {
 
@@ -65,6 +68,23 @@ void expect_agreement(const Case& c, DType dtype) {
   Tensor wanted = rounded(before, dtype);
   for (std::int64_t i = 0; i < wanted.numel(); ++i) wanted.data<double>()[i] += dx.data<double>()[i];
   expect_near(sum.values(), wanted, tolerance(window * c.weight[0], dtype) + roundoff(dtype));
+
+  // Back through the ReLU that made x: in one kernel, or in a pass of its own.
+  for (const bool adds : {false, true}) {
+    const Tensor& unmasked = adds ? wanted : dx;
+    Tensor masked = host_zeros(c.x, DType::f64), first;
+    for (std::int64_t i = 0; i < masked.numel(); ++i) masked.data<double>()[i] = xs.data<double>()[i] <= 0 ? 0 : unmasked.data<double>()[i];
+    for (int run = 0; run < 2; ++run) {
+      Guarded gdx(c.x, dtype), gdw(c.weight, DType::f32);
+      if (adds) gpu().copy(on_gpu(before, dtype), gdx.tensor);
+      gpu().wait();
+      kernels::conv2d_backward(gpu(), gdy, gx, gw, c.options, &gdx.tensor, &gdw.tensor, adds, true);
+      expect_near(gdx.values(), masked, tolerance(window * c.weight[0], dtype) + roundoff(dtype));
+      if (run == 0) first = gdx.values();
+      else expect_same_bits(gdx.values(), first);
+      expect_same_bits(gdw.values(), full[1]);
+    }
+  }
 }
 
 // A case for each library and dtype: where a tool fails in a library's kernel, the others are looked at all the same. racecheck fails in
@@ -85,7 +105,7 @@ std::vector<Case> copied_cases() {
 /// 1 x 1 kernels, whose weight gradient is cuBLASLt's.
 std::vector<Case> product_cases() {
   std::vector<Case> cases = {{{1, 1, 1, 8}, {8, 1, 1, 8}, {1, 0}}};
-  if (!small_tests()) cases.push_back({{2, 20, 20, 256}, {64, 1, 1, 256}, {1, 0}});
+  if (!small_tests()) cases.insert(cases.end(), {{{2, 20, 20, 256}, {64, 1, 1, 256}, {1, 0}}, {{1, 9, 17, 512}, {128, 1, 1, 512}, {1, 0}}, {{1, 9, 17, 64}, {256, 1, 1, 64}, {1, 0}}});
   return cases;
 }
 
@@ -171,5 +191,32 @@ TEST_CASE("conv2d on CUDA: cuDNN writes all of a weight gradient in bf16", "[gpu
     const std::vector<double> left = values(scratch()), result = values_of(dweight.values());
     CHECK(std::ranges::none_of(result, is_nan));
     CHECK(left == result);   // it was that block
+  }
+}
+
+TEST_CASE("conv2d on CUDA: pictures against the CPU", "[gpu]") {
+  if (!cuda_available()) SKIP("no CUDA device");
+  if constexpr (kHasCuda) {
+    const kernels::Conv2dOptions options{2, 1};
+    const std::vector<Case> cases = {{{2, 64, 64, 3}, {32, 3, 3, 3}, options}, {{1, 9, 16, 3}, {64, 3, 3, 3}, options}, {{3, 2, 8, 3}, {32, 3, 3, 3}, options},
+                                     {{1, 35, 200, 3}, {32, 3, 3, 3}, options}};
+    for (const Case& c : cases) {
+      const Shape out = kernels::conv2d_shape(c.x, c.weight, options), channels{c.weight[0]};
+      const Tensor x = random(c.x, DType::f64, 1), weight = random(c.weight, DType::f64, 2);
+      const Tensor shift = rounded(random(channels, DType::f64, 3), DType::f32), zeros = host_zeros(channels, DType::f64);
+      const Tensor gx = on_gpu(x, DType::bf16), gweight = on_gpu(weight, DType::bf16), gshift = on_gpu(shift, DType::f32);
+      for (const bool shifted : {false, true}) {
+        for (const Activation activation : {Activation::none, Activation::relu}) {
+          INFO("x " << c.x << ", weight " << c.weight << ", shift " << shifted << ", activation " << static_cast<int>(activation));
+          Tensor y = host_zeros(out, DType::f64);
+          kernels::conv2d_shift_forward(Stream::cpu(2), rounded(x, DType::bf16), rounded(weight, DType::bf16), shifted ? shift : zeros, nullptr, activation, options, y);
+          Guarded gy(out, DType::bf16);
+          REQUIRE(kernels::cuda::try_pictures_forward(gpu(), gx, gweight, shifted ? &gshift : nullptr, activation, options, gy.tensor));
+          expect_near(gy.values(), y, 16 * 28 * roundoff(DType::f32) + roundoff(DType::bf16));
+        }
+      }
+    }
+    const Tensor wide = on_gpu(random({1, 8, 8, 8}, DType::f64, 1), DType::bf16), weight = on_gpu(random({32, 3, 3, 8}, DType::f64, 2), DType::bf16);
+    CHECK_FALSE(kernels::cuda::try_pictures_forward(gpu(), wide, weight, nullptr, Activation::none, options, gpu().empty({1, 4, 4, 32}, DType::bf16)));
   }
 }
