@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -29,6 +30,7 @@ struct Control::State {
       : options(std::move(o)), socket(std::move(s)), reader((kMaxPart + sizeof(std::uint64_t)) * static_cast<std::size_t>(options.size) + 64) {}
 
   void serve();
+  void run() noexcept;
   bool take(const Frame& frame);
   void end(Failure failure);
   bool beat();
@@ -178,6 +180,15 @@ void Control::State::serve() {
   const Milliseconds interval = beat_interval(options.timeout);
   Clock::time_point next_beat = Clock::now();
   bool wish_sent = false;
+/// The thread. What it cannot do, for want of memory, is a failure of this rank.
+void Control::State::run() noexcept {
+  try {
+    serve();
+  } catch (const std::exception& error) {
+    end({options.rank, dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? 4 : 1, concat("rank ", options.rank, ": control: ", error.what(), place())});
+  }
+}
+
   while (true) {
     std::array<pollfd, 2> wanted{{{socket.descriptor(), POLLIN, 0}, {wake.descriptor(), POLLIN, 0}}};
     {
@@ -224,7 +235,7 @@ std::shared_ptr<Control> Control::over(Socket socket, ControlOptions options) {
   std::shared_ptr<Control> made(new Control(std::make_unique<State>(std::move(socket), std::move(options))));
   State& state = *made->state_;
   try {
-    state.thread = std::thread([&state] { state.serve(); });
+    state.thread = std::thread([&state] { state.run(); });
   } catch (const std::system_error& error) {
     throw CommError("rank ", rank, ": control: no thread: ", error.what());
   }

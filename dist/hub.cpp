@@ -8,6 +8,7 @@
 #include <limits>
 #include <list>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -44,6 +45,7 @@ struct Hub::State {
   explicit State(HubOptions o)
       : options(std::move(o)), now(Clock::now()), last(now), judge(options.size, options.start_timeout, options.timeout, now), exchanges(options.size) {}
 
+  void run() noexcept;
   void serve();
   void read(Connection& connection, int frames = kFramesAtOnce);
   void take(Connection& connection, const Frame& frame);
@@ -271,6 +273,18 @@ void Hub::State::serve() {
   Clock::time_point end = Clock::time_point::max();
   bool stop_told = false;
   while (true) {
+/// The thread. What the hub itself cannot do, for want of memory or because a warning cannot be told, is a failure of the job.
+void Hub::State::run() noexcept {
+  try {
+    serve();
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex);
+    judge.fail({-1, dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? 4 : 1, concat("the hub of the job has failed: ", error.what())});
+    decide();
+    for (Connection& c : connections) static_cast<void>(c.out.flush(c.socket));
+  }
+}
+
     std::vector<pollfd> wanted;
     std::vector<Connection*> places;
     std::vector<std::string> lines;
@@ -322,7 +336,7 @@ Hub::Hub(HubOptions options) {
   DETR_CHECK(options.timeout.count() > 0 && options.start_timeout.count() > 0, "hub: the timeouts must be positive");
   state_ = std::make_unique<State>(std::move(options));
   try {
-    state_->thread = std::thread([state = state_.get()] { state->serve(); });
+    state_->thread = std::thread([state = state_.get()] { state->run(); });
   } catch (const std::system_error& error) {
     throw CommError("hub: no thread: ", error.what());
   }

@@ -237,6 +237,20 @@ TEST_CASE("hub: a rank that sends rubbish after its greeting is lost, whatever i
     hub.listen(std::move(listener));
     std::string bytes = encode({Frame::Kind::hello, bytes_of(Greeting{1, 2, 1, "token", "host"})});
     std::string rubbish(16 + random() % 200, '\0');
+TEST_CASE("hub: what it cannot do itself is the job's failure, and nobody waits for it", "[cpu]") {
+  Listener listener;
+  const int port = listener.port();
+  Hub hub({2, "token", Milliseconds(20000), Milliseconds(20000), [](const std::string&) { throw std::bad_alloc(); }});
+  hub.listen(std::move(listener));
+  const auto control = test::meet({0, 2, "127.0.0.1", port, "token"});
+  Socket stranger = connect_to("127.0.0.1", port, after(5000));
+  const std::string bytes = encode({Frame::Kind::hello, bytes_of(Greeting{1, 2, 1, "another token", "host"})});   // worth a warning
+  REQUIRE(::send(stranger.descriptor(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+  detr::test::expect_throws<CommError>([&] { control->all_gather("", "here", after(20000)); }, "the hub of the job has failed: ");
+  REQUIRE(hub.failure());
+  CHECK(hub.failure()->code == 4);
+}
+
     for (char& byte : rubbish) byte = static_cast<char>(random());
     const auto kind = static_cast<Frame::Kind>(4 + random() % 8);
     const bool empty_kind = kind == Frame::Kind::stop || kind == Frame::Kind::bye;   // their bytes are not looked at
