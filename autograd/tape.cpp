@@ -11,6 +11,8 @@
 namespace detr {
 namespace {
 
+constexpr std::size_t kMaxInputs = 32;   // of an op: GradientRules have a bit for each
+
 /// Whether nothing of this step lies in rows [begin, end) of the parameter's gradient yet; from now on something does.
 bool claim_rows(Parameter::State& state, std::int64_t begin, std::int64_t end) {
   for (const auto& [from, to] : state.written) {
@@ -57,6 +59,7 @@ Variable Tape::leaf(const Parameter& parameter, std::int64_t begin, std::int64_t
 }
 
 Variable Tape::record(const char* name, std::span<const Variable> inputs, const Tensor& y, Backward backward, GradientRules rules) {
+  DETR_CHECK(inputs.size() <= kMaxInputs, name, ": ", inputs.size(), " inputs, at most ", kMaxInputs);
   Node node;
   node.name = name;
   node.shape = y.shape();

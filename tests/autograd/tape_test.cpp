@@ -280,6 +280,8 @@ TEST_CASE("tape: broken contracts", "[cpu]") {
   expect_throws<InvalidArgument>([&] { b.tape.backward(b.ctx, y, normal(Shape{3})); }, "backward: seed must be f64(2), got f64(3)");
   expect_throws<InvalidArgument>([&] { b.tape.gradient(y); }, "tape: gradient of something that is no input");
   expect_throws<InvalidArgument>([&] { b.tape.gradient(Variable()); }, "tape: gradient of something that is no input");
+  const std::vector<Variable> many(33, x);
+  expect_throws<InvalidArgument>([&] { b.tape.record("sum", many, x.value(), {}); }, "sum: 33 inputs, at most 32");
   b.backward(loss);
   expect_throws<InvalidArgument>([&] { b.backward(loss); }, "tape: backward has run already");
 }
