@@ -105,7 +105,7 @@ void replace(const fs::path& name, std::size_t bytes, const fs::path& previous, 
     write(device.get());
     return close_checked(std::move(device), name);
   }
-  const fs::path file = end_of_link(name);
+  const fs::path file = previous.empty() ? end_of_link(name) : name;   // else a file on another file system could not be kept under `previous`
   Temporary temporary(temporary_name(file, ".tmp"));
   FileHandle handle(::open(temporary.path().c_str(), O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (handle.get() < 0) {

@@ -28,7 +28,7 @@ class FileHandle {
 /// same folder (made with O_CREAT | O_EXCL | O_NOFOLLOW for this user alone, `bytes` reserved first), which is then synced, closed
 /// and renamed, and the folder synced; the file then has the mode that the umask gives. Where `previous` is not empty, a file that
 /// stood at `file` is kept under that name. Throws StorageError with path and reason (no space, a failed sync, ...), or what `write`
-/// throws; then the temporary file is gone and the old one intact. A link is followed; a device or pipe is written into as it is.
+/// throws; then the temporary file is gone and the old one intact. A link is followed (with `previous`: replaced, and kept there); a device or pipe is written into as it is.
 void replace_file(const std::filesystem::path& file, std::size_t bytes, const std::filesystem::path& previous,
                   const std::function<void(int descriptor)>& write);
 

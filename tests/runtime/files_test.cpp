@@ -122,6 +122,10 @@ TEST_CASE("files: a link is followed, and a pipe written into", "[cpu]") {
   replace_file(dir / "link.txt", "new");
   CHECK(fs::is_symlink(dir / "link.txt"));
   CHECK(read_text(dir / "real.txt") == "new");
+  replace_file(dir / "link.txt", 5, dir / "link.old", [&](int descriptor) { write_all(descriptor, bytes_of("newer"), dir / "link.txt"); });
+  CHECK_FALSE(fs::is_symlink(dir / "link.txt"));
+  CHECK(fs::is_symlink(dir / "link.old"));
+  CHECK(read_text(dir / "link.old") == "new");
   fs::create_symlink("none", dir / "broken");
   replace_file(dir / "broken", "text");
   CHECK_FALSE(fs::is_symlink(dir / "broken"));
@@ -135,7 +139,7 @@ TEST_CASE("files: a link is followed, and a pipe written into", "[cpu]") {
   CHECK(::read(reader.get(), text.data(), text.size()) == 7);
   CHECK(text == "through");
   CHECK(fs::is_fifo(pipe));
-  CHECK(entries(dir.path()) == 4);
+  CHECK(entries(dir.path()) == 5);
 }
 
 TEST_CASE("files: names as long as the file system takes", "[cpu]") {
