@@ -20,6 +20,7 @@ namespace detr::dist {
 namespace {
 
 constexpr Milliseconds kLastWord{200};     // for the last message of a rank to go out
+constexpr Milliseconds kTellEvery{50};     // at least, between two beats for new phases
 constexpr Milliseconds kHubMargin{2000};   // after a deadline, for the hub to say who is missing
 
 }  // namespace
@@ -29,8 +30,8 @@ struct Control::State {
   State(Socket s, ControlOptions o)
       : options(std::move(o)), socket(std::move(s)), reader((kMaxPart + sizeof(std::uint64_t)) * static_cast<std::size_t>(options.size) + 64) {}
 
-  void serve();
   void run() noexcept;
+  void serve();
   bool take(const Frame& frame);
   void end(Failure failure);
   bool beat();
@@ -60,7 +61,8 @@ struct Control::State {
   std::optional<Failure> verdict;
   std::thread thread;
 
-  std::atomic<bool> stop{false}, wish{false};
+  std::atomic<bool> stop{false}, wish{false}, entered{false};   // `entered`: a phase that the hub has not been told
+  std::atomic<Clock::time_point> told{Clock::time_point()};       // when it was told last
   std::atomic<std::uint64_t> progress{0};
   std::atomic<Clock::duration::rep> moved{Clock::now().time_since_epoch().count()};
   mutable std::mutex place_mutex;   // of what is below; held for a copy
@@ -166,20 +168,18 @@ bool Control::State::beat() {
     const std::lock_guard place_lock(place_mutex);
     beat.step = read_place(phase);
     beat.waiting = waits == Waits::peers || (waits == Waits::loader && calls[1].waiting);
+    beat.launching = waits == Waits::device;
   }
   beat.phase = phase.data();
   if (calls[0].waiting) {
     beat.waiting = true;
+    beat.launching = false;
     beat.phase = calls[0].phase;
   }
   push(Frame::Kind::beat, bytes_of(beat));
   return true;
 }
 
-void Control::State::serve() {
-  const Milliseconds interval = beat_interval(options.timeout);
-  Clock::time_point next_beat = Clock::now();
-  bool wish_sent = false;
 /// The thread. What it cannot do, for want of memory, is a failure of this rank.
 void Control::State::run() noexcept {
   try {
@@ -189,6 +189,10 @@ void Control::State::run() noexcept {
   }
 }
 
+void Control::State::serve() {
+  const Milliseconds interval = beat_interval(options.timeout);
+  Clock::time_point next_beat = Clock::now();
+  bool wish_sent = false;
   while (true) {
     std::array<pollfd, 2> wanted{{{socket.descriptor(), POLLIN, 0}, {wake.descriptor(), POLLIN, 0}}};
     {
@@ -198,13 +202,16 @@ void Control::State::run() noexcept {
         wish_sent = true;
         push(Frame::Kind::stop, {});
       }
-      if (Clock::now() >= next_beat) {
+      const bool news = Clock::now() >= told.load() + kTellEvery && entered.exchange(false);
+      if (news || Clock::now() >= next_beat) {
         static_cast<void>(beat());
+        told = Clock::now();
         next_beat = Clock::now() + (welcome ? interval : Milliseconds(5));
       }
       if (!out.empty()) wanted[0].events |= POLLOUT;
     }
-    static_cast<void>(::poll(wanted.data(), wanted.size(), poll_time(next_beat)));
+    const Clock::time_point look = told.load() + kTellEvery;
+    static_cast<void>(::poll(wanted.data(), wanted.size(), poll_time(look > Clock::now() ? std::min(look, next_beat) : next_beat)));
     wake.clear();
     for (bool more = true; more;) {
       switch (reader.pump(socket)) {
@@ -338,6 +345,8 @@ void Control::enter(std::string_view phase, std::int64_t step, Waits waits) noex
     state_->current.store(next, std::memory_order_release);
   }
   state_->move();
+  // The hub should know what a rank did when it was lost, but not each phase of a quick step.
+  if (!state_->entered.exchange(true) && Clock::now() >= state_->told.load() + kTellEvery) state_->wake.signal();   // sooner, serve() looks by itself
 }
 
 std::int64_t Control::place(std::array<char, 64>& phase) const noexcept { return state_->read_place(phase); }

@@ -30,6 +30,7 @@ enum class Waits : std::uint8_t {
   nobody = 0,   ///< it works; one that does not move for the timeout while another rank waits is stalled
   peers = 1,    ///< other ranks, in a collective or an exchange: never stalled by itself
   loader = 2,   ///< its own loader, which in turn may wait for other ranks: counts as `peers` while a call waits on Line::loader
+  device = 3,   ///< it gives work to a GPU, whose full queue may keep it until other ranks come: see Note [Who stands still]
 };
 
 struct ControlOptions {
@@ -75,7 +76,7 @@ class Control {
   void cancel(Line line) noexcept;
   void reopen(Line line) noexcept;
 
-  /// What the training thread does from here on, for messages and for the stall rule; counts as progress. Cheap: no system call, no allocation.
+  /// What the training thread does from here on, for messages and for the stall rule; counts as progress. Cheap: seldom a system call, no allocation.
   /// step: -1 outside of steps. phase: the first 63 bytes count.
   void enter(std::string_view phase, std::int64_t step, Waits waits = Waits::nobody) noexcept;
   /// The step that enter() was told last, and its phase, which ends with a zero. Takes no lock: for a handler of signals, on any thread.

@@ -64,4 +64,17 @@ std::optional<Exchanges::Late> Exchanges::waits_for(int rank) const {
   return std::nullopt;
 }
 
+std::optional<std::pair<Exchanges::Late, Exchanges::Late>> Exchanges::crossed() const {
+  std::vector<Late> groups;
+  std::size_t waiting = 0;
+  for (const Exchange& exchange : lines_[static_cast<std::size_t>(Line::main)]) {
+    if (std::ranges::any_of(exchange.parts, [](const auto& part) { return part && part->deadline == Time::max(); })) return std::nullopt;   // somebody may go on
+    groups.push_back({exchange.ranks(true), exchange.phase});
+    waiting += groups.back().ranks.size();
+  }
+  if (groups.size() < 2 || waiting < size_) return std::nullopt;
+  std::ranges::stable_sort(groups, {}, [](const Late& group) { return group.ranks.size(); });
+  return std::pair(groups.front(), groups.back());
+}
+
 }  // namespace detr::dist

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dist/messages.h"
@@ -34,6 +35,8 @@ class Exchanges {
   std::optional<Late> late(Time now) const;
   /// An exchange on Line::main that waits for the rank. Its `ranks` are those that wait.
   std::optional<Late> waits_for(int rank) const;
+  /// Where all ranks wait on Line::main, but not in the same exchange, so that none can go on: the exchange that fewest are in, and one of the others.
+  std::optional<std::pair<Late, Late>> crossed() const;   // here `ranks` are those that wait
 
  private:
   struct Part {

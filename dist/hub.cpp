@@ -245,6 +245,10 @@ void Hub::State::decide() {
       }
     }
     judge.decide(now, warnings);
+    if (const auto crossed = exchanges.crossed(); crossed && !judge.failure()) {
+      const auto& [few, others] = *crossed;
+      judge.blame(few.ranks, concat("waits in ", escape_control(few.phase), ", ", ranks_text(others.ranks), " in ", escape_control(others.phase)));
+    }
     if (auto late = exchanges.late(now); late && !judge.failure()) {
       // Who waits elsewhere is late because of somebody else.
       std::ranges::stable_partition(late->ranks, [&](int r) { return !judge.ranks()[static_cast<std::size_t>(r)].waiting; });
@@ -269,10 +273,6 @@ void Hub::State::tell_stop() {
   }
 }
 
-void Hub::State::serve() {
-  Clock::time_point end = Clock::time_point::max();
-  bool stop_told = false;
-  while (true) {
 /// The thread. What the hub itself cannot do, for want of memory or because a warning cannot be told, is a failure of the job.
 void Hub::State::run() noexcept {
   try {
@@ -285,6 +285,10 @@ void Hub::State::run() noexcept {
   }
 }
 
+void Hub::State::serve() {
+  Clock::time_point end = Clock::time_point::max();
+  bool stop_told = false;
+  while (true) {
     std::vector<pollfd> wanted;
     std::vector<Connection*> places;
     std::vector<std::string> lines;

@@ -13,8 +13,9 @@
 namespace detr::dist {
 namespace {
 
-constexpr Milliseconds kSettle{100};   // in which a second loss counts as one at the same time
+constexpr Milliseconds kSettle{100};   // in which a second loss or failure counts as one at the same time
 constexpr Milliseconds kGrace{1000};   // for a root cause, and for a process to be reaped
+constexpr std::chrono::seconds kNobodyMoves{60};   // at least, where no rank is known to wait for another
 
 bool is_crash(int signal) {
   return signal == SIGSEGV || signal == SIGABRT || signal == SIGFPE || signal == SIGBUS || signal == SIGILL || signal == SIGTRAP || signal == SIGSYS;
@@ -49,6 +50,14 @@ std::string Judge::named(int rank, const std::string& what) const {
   return concat("rank ", rank, ": ", what, place_text(states_[at(rank)].step, states_[at(rank)].phase));
 }
 
+/// The failure of a rank's own words, which may name a rank already.
+Failure Judge::with_name(Failure failure) const {
+  const std::string& text = failure.text;
+  const bool names_ranks = text.starts_with("rank ") || (text.starts_with("ranks ") && text.size() > 6 && std::isdigit(static_cast<unsigned char>(text[6])));
+  if (!names_ranks) failure.text = named(failure.rank, text);
+  return failure;
+}
+
 void Judge::expect_end(int rank) { watches_[at(rank)].expected = true; }
 
 void Judge::greeted(int rank, long pid, std::string host, Time now) {
@@ -68,6 +77,7 @@ void Judge::beat(int rank, const Beat& beat, Time now) {
   if (beat.waiting && (moved || !state.waiting)) watch.waits_since = moved ? watch.moved : now;
   watch.progress = beat.progress;
   watch.sign = now;
+  watch.launching = beat.launching;
   state.waiting = beat.waiting;
   state.step = beat.step;
   state.phase = escape_control(beat.phase);
@@ -82,6 +92,7 @@ void Judge::waits(int rank, const std::string& phase, Time now) {
 
 void Judge::goes_on(int rank, Time now) {
   states_[at(rank)].waiting = false;
+  watches_[at(rank)].launching = false;
   watches_[at(rank)].moved = watches_[at(rank)].sign = now;
 }
 
@@ -97,17 +108,18 @@ void Judge::failed(int rank, Failure failure, Time now) {
   state.failed = true;
   failure.rank = rank;
   failure.text = escape_control(failure.text);
-  const bool names_ranks = failure.text.starts_with("rank ") || (failure.text.starts_with("ranks ") && failure.text.size() > 6 && std::isdigit(static_cast<unsigned char>(failure.text[6])));
-  if (!names_ranks) failure.text = named(rank, failure.text);
+  Watch& watch = watches_[at(rank)];
   if (failure.code != kPeerCode) {
-    fail(failure);
-    return;
+    if (own_.empty()) first_own_ = now;
+    own_.push_back(rank);
+    state.waiting = false;
+  } else {
+    if (!state.waiting) watch.waits_since = now;
+    state.waiting = true;   // for good: on whoever it gave up on
+    if (words_.empty()) first_word_ = now;
+    words_.push_back(rank);
   }
-  if (!state.waiting) watches_[at(rank)].waits_since = now;
-  state.waiting = true;   // for good: on whoever it gave up on
-  if (words_.empty()) first_word_ = now;
-  words_.push_back(rank);
-  watches_[at(rank)].word = std::move(failure);
+  watch.word = std::move(failure);
 }
 
 void Judge::lose(int rank, const std::string& how, int code, bool known, Time now) {
@@ -147,7 +159,7 @@ void Judge::fail(const Failure& failure) {
 }
 
 void Judge::blame(const std::vector<int>& ranks, const std::string& what) {
-  if (ranks.empty() || !lost_.empty()) return;   // a loss is being looked into, and explains this
+  if (ranks.empty() || !lost_.empty() || !own_.empty()) return;   // what is being looked into explains this
   std::string text = named(ranks.front(), what);
   if (ranks.size() > 1) text += concat("; also ", ranks_text({ranks.begin() + 1, ranks.end()}));
   fail({ranks.front(), kPeerCode, text});
@@ -158,16 +170,26 @@ bool Judge::all_left() const {
 }
 
 void Judge::decide(Time now, std::vector<std::string>& warnings) {
-  if (!failure_) decide_lost(now);
-  if (!failure_ && lost_.empty() && now >= start_end_) {
+  if (!failure_) decide_own(now);
+  if (!failure_ && own_.empty()) decide_lost(now);
+  const auto open = [&] { return !failure_ && own_.empty() && lost_.empty(); };
+  if (open() && now >= start_end_) {
     std::vector<int> missing;
     for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
       if (!states_[at(r)].here) missing.push_back(r);
     }
     if (!missing.empty()) fail({missing.front(), kPeerCode, concat(ranks_text(missing), ": did not come within the start timeout")});
   }
-  if (!failure_ && lost_.empty()) decide_stalled(now, warnings);
-  if (!failure_ && lost_.empty()) decide_peers(now);
+  if (open()) decide_stalled(now, warnings);
+  if (open()) decide_peers(now);
+}
+
+void Judge::decide_own(Time now) {
+  if (own_.empty()) return;
+  const Failure& first = *watches_[at(own_.front())].word;
+  const bool by_all = std::ranges::all_of(watches_, [&](const Watch& w) { return w.word && w.word->code == first.code && w.word->text == first.text; });
+  if (by_all && states_.size() > 1) fail({-1, first.code, first.text});
+  else if (now >= first_own_ + kSettle) fail(with_name(first));
 }
 
 void Judge::decide_lost(Time now) {
@@ -180,31 +202,59 @@ void Judge::decide_lost(Time now) {
   fail({first, watch.lost_code, text});
 }
 
+bool Judge::silent(int rank, Time now) const { return now - watches_[at(rank)].sign > 2 * interval_; }
+
+/// See Note [Who stands still].
 Clock::duration Judge::stalled_for(int rank, Time now) const {
   const Watch& watch = watches_[at(rank)];
   if (gone(rank) || !states_[at(rank)].here) return {};
   Clock::duration others{};   // how long another rank has been waiting
   for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
-    if (r != rank && states_[at(r)].waiting) others = std::max(others, now - watches_[at(r)].waits_since);
+    const Watch& other = watches_[at(r)];
+    if (r == rank) continue;
+    if (states_[at(r)].waiting) others = std::max(others, now - other.waits_since);
+    else if (other.launching && !gone(r)) others = std::max(others, other.sign - other.moved);
   }
   // One that beats is known not to have moved up to its last beat. One that has fallen silent may be stopped, whatever it did before.
   const Clock::duration still = states_[at(rank)].waiting ? Clock::duration{} : watch.sign - watch.moved;
-  const Clock::duration silent = now - watch.sign - interval_;
-  return std::min(others, std::max(still, silent));
+  const Clock::duration unheard = now - watch.sign - interval_;
+  return std::min(others, std::max(still, unheard));
+}
+
+/// Of the ranks that can be stalled.
+int Judge::first_to_stop(Time now) const {
+  int first = -1;
+  Time since = now;
+  for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
+    const bool quiet = silent(r, now);
+    if (gone(r) || !states_[at(r)].here || (states_[at(r)].waiting && !quiet)) continue;
+    const Time stopped = quiet ? watches_[at(r)].sign : watches_[at(r)].moved;
+    if (stopped < since) {
+      since = stopped;
+      first = r;
+    }
+  }
+  return first;
 }
 
 void Judge::decide_stalled(Time now, std::vector<std::string>& warnings) {
+  Clock::duration longest{}, quietest = Clock::duration::max();
+  bool all_busy = true;
   for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
-    const Clock::duration stalled = stalled_for(r, now);
-    Watch& watch = watches_[at(r)];
-    const bool silent = now - watch.sign > 2 * interval_;
-    if (stalled >= timeout_) {
-      fail({r, kPeerCode, named(r, concat(silent ? "no sign of life for " : "has not moved for ", seconds_text(stalled), " while others wait"))});
-      return;
-    }
-    if (stalled < timeout_ / 3 || watch.warned == watch.progress) continue;
+    longest = std::max(longest, stalled_for(r, now));
+    quietest = std::min(quietest, now - watches_[at(r)].moved);
+    all_busy = all_busy && states_[at(r)].here && !gone(r) && !states_[at(r)].waiting;
+  }
+  const int rank = first_to_stop(now);
+  if (rank >= 0 && all_busy && quietest >= std::max<Clock::duration>(kNobodyMoves, 4 * timeout_))
+    return fail({rank, kPeerCode, named(rank, concat("has not moved for ", seconds_text(quietest), ", nor has any other rank"))});
+  if (rank < 0 || longest < timeout_ / 3) return;
+  const std::string text = named(rank, concat(silent(rank, now) ? "no sign of life for " : "has not moved for ", seconds_text(longest), " while others wait"));
+  if (longest >= timeout_) {
+    fail({rank, kPeerCode, text});
+  } else if (Watch& watch = watches_[at(rank)]; watch.warned != watch.progress) {
     watch.warned = watch.progress;
-    warnings.push_back(named(r, concat(silent ? "no sign of life for " : "has not moved for ", seconds_text(stalled), " while others wait")));
+    warnings.push_back(text);
   }
 }
 
@@ -215,7 +265,7 @@ void Judge::decide_peers(Time now) {
     all_gone = all_gone && gone(r);
     suspect = suspect || stalled_for(r, now) >= std::min<Clock::duration>(kGrace, timeout_ / 3);
   }
-  if (all_gone || (now >= first_word_ + kGrace && !suspect)) fail(*watches_[at(words_.front())].word);
+  if (all_gone || (now >= first_word_ + kGrace && !suspect)) fail(with_name(*watches_[at(words_.front())].word));
 }
 
 }  // namespace detr::dist

@@ -14,8 +14,15 @@ namespace detr::dist {
 /// Note [Who failed first]
 /// A rank that fails takes others along: their collectives break, and some report that before the hub knows of the first. So a loss (a connection or
 /// a process that ended without a word) and a failure of a rank's own outrank failures with kPeerCode, which wait: for 1 s, and on while some rank
-/// is suspected of a stall, since it is the one that the others gave up on. A loss itself waits too: for a moment, so that a second rank lost at the
+/// is suspected of a stall, since it is the one that the others gave up on. A failure of a rank's own waits for a moment, too: where all ranks have the same one,
+/// such as a loss that is not finite, it is nobody's, and whose word comes first is chance. A loss itself waits too: for a moment, so that a second rank lost at the
 /// same time is listed, and where a child process is expected to be reaped, for that, which tells a crash from a kill.
+///
+/// Note [Who stands still]
+/// A rank is stalled when it has not moved, or given no sign, for T while another waits. Waiting for other ranks is known (Waits::peers) or,
+/// of a rank that gives work to a GPU, guessed: where a peer does not come, its kernels pile up behind the collective until the queue is full, and then it stands
+/// still anywhere. Such a rank can also be the one that hangs. So it counts as waiting as long as it has not moved, and of those that may be stalled the one that
+/// stopped first is blamed: who waits for it has stopped later.
 class Judge {
  public:
   using Time = Clock::time_point;
@@ -50,6 +57,7 @@ class Judge {
   struct Watch {
     std::uint64_t progress = 0, warned = ~std::uint64_t{0};   // `warned`: the progress at the last warning
     Time moved, sign, waits_since;        // the last move; the last sign of life; meaningful while the rank waits
+    bool launching = false;               // gives work to a GPU: see Note [Who stands still]
     bool expected = false;                // ended() will come
     std::optional<Failure> word;          // what the rank said itself
     std::optional<Time> lost_at;
@@ -58,19 +66,23 @@ class Judge {
     bool lost_known = false;              // the process's status is in lost_how
   };
   void lose(int rank, const std::string& how, int code, bool known, Time now);
+  void decide_own(Time now);
   void decide_lost(Time now);
   void decide_stalled(Time now, std::vector<std::string>& warnings);
   void decide_peers(Time now);
+  bool silent(int rank, Time now) const;
   Clock::duration stalled_for(int rank, Time now) const;
+  int first_to_stop(Time now) const;
   bool gone(int rank) const;
   std::string named(int rank, const std::string& what) const;
+  Failure with_name(Failure failure) const;
 
   Milliseconds timeout_, interval_;
   Time start_end_;
   std::vector<RankState> states_;
   std::vector<Watch> watches_;
-  std::vector<int> lost_, words_;        // in order; words with kPeerCode
-  Time first_word_;
+  std::vector<int> lost_, own_, words_;   // in order; failures of a rank's own, and those with kPeerCode
+  Time first_own_, first_word_;
   std::optional<Failure> failure_;
 };
 

@@ -65,7 +65,8 @@ struct Beat {
   std::uint64_t progress = 0;
   std::int64_t step = -1;
   std::int64_t age = 0;        ///< milliseconds since it last moved
-  bool waiting = false;
+  bool waiting = false;        ///< for other ranks
+  bool launching = false;      ///< Waits::device
   std::string phase;
 };
 std::string bytes_of(const Beat& beat);

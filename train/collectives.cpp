@@ -67,7 +67,9 @@ Collectives::Collectives(const StepRanks& ranks, ParameterStore& store, const St
 }
 
 void Collectives::enter(const char* phase, dist::Waits waits) {
-  if (ranks_.control != nullptr && stream_.device().is_cpu()) ranks_.control->enter(phase, bucketer_.step(), waits);
+  if (ranks_.control == nullptr || planning_) return;
+  // On a GPU the host stands still where a queue is full, and waits for results elsewhere.
+  ranks_.control->enter(phase, bucketer_.step(), stream_.device().is_cpu() ? waits : dist::Waits::device);
 }
 
 void Collectives::begin(std::int64_t step, std::int64_t micro_batch) {

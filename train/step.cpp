@@ -82,6 +82,7 @@ void Step::start(const data::Batch& batch, double lr_factor) {
   const StepRanks& ranks = options_.ranks;
   const std::int64_t boxes = std::max<std::int64_t>(ranks.size > 1 ? batch.agreed.boxes : batch.targets.total, ranks.rank_rules ? ranks.size : 1);
   Flight& flight = flights_[started_ % kInFlight];
+  if (ranks.control != nullptr && !arena_.device().is_cpu()) ranks.control->enter("launch", static_cast<std::int64_t>(started_), dist::Waits::device);
   flight.upload.wait();
   flight.programs.clear();
   flight.reports.resize(static_cast<std::size_t>(options_.micro_batches));
@@ -159,10 +160,12 @@ void Step::enqueue(Program& program) {
   const auto mark = [&](const std::string& part) {
     if (after_part) after_part(part);
   };
-  if (after_part) {
-    ctx.after_op = [&](const std::string& op) { mark("forward " + op); };
-    tape_.observer = [&](const std::string& op, const Tensor&) { mark("backward " + op); };
-  }
+  const auto after = [&](const char* pass, const std::string& op) {
+    if (options_.ranks.control != nullptr) options_.ranks.control->tick();   // a long pass is no stall
+    if (after_part) after_part(pass + op);
+  };
+  ctx.after_op = [&](const std::string& op) { after("forward ", op); };
+  tape_.observer = [&](const std::string& op, const Tensor&) { after("backward ", op); };
   mark("start");
   const auto step = static_cast<std::int64_t>(started_);
   collectives_.begin(step, program.key.micro_batch);

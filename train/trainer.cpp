@@ -141,7 +141,7 @@ std::string Trainer::written(const std::string& name, const std::function<void(c
 void Trainer::count_save(const std::string& error, bool last) {
   failed_saves_ = error.empty() ? 0 : failed_saves_ + 1;
   if (error.empty()) return;
-  if (last || failed_saves_ >= 3) throw StorageError(error, last ? "" : " (three times in a row)");
+  if (last || failed_saves_ >= 3) throw StorageError(replicas_.size() > 1 ? "rank 0: " : "", error, last ? "" : " (three times in a row)");
   warn("not saved: " + error + "; the run goes on, and tries again");
 }
 

@@ -189,6 +189,15 @@ TEST_CASE("hub: at a deadline the rank that works is named before those that wai
   CHECK(job.hub().failure()->rank == 2);
 }
 
+TEST_CASE("hub: ranks that all wait, but not for the same, are told at once", "[cpu]") {
+  Job job(3);
+  const Clock::time_point start = Clock::now();
+  const auto texts = job.run([&](int rank, Control& control) { control.all_gather("", rank == 1 ? "AP 6" : "output folder", after(60000)); });
+  CHECK(since(start) < Milliseconds(5000));
+  REQUIRE(texts.size() == 3);
+  for (const auto& [rank, text] : texts) CHECK(text.starts_with("rank 1: waits in AP 6, ranks 0, 2 in output folder; "));
+}
+
 TEST_CASE("hub: without it every rank ends within a second", "[cpu]") {
   Job job(3);
   job.rank(1).leave();
@@ -228,15 +237,6 @@ TEST_CASE("hub: strangers and rubbish do no harm", "[cpu]") {
   CHECK(thrown[1].empty());
 }
 
-TEST_CASE("hub: a rank that sends rubbish after its greeting is lost, whatever it is", "[cpu]") {
-  std::mt19937_64 random(13);
-  for (int trial = 0; trial < 60; ++trial) {
-    Hub hub({2, "token", Milliseconds(20000), Milliseconds(20000), {}});
-    Listener listener;
-    const Socket theirs = connect_to("127.0.0.1", listener.port(), after(5000));
-    hub.listen(std::move(listener));
-    std::string bytes = encode({Frame::Kind::hello, bytes_of(Greeting{1, 2, 1, "token", "host"})});
-    std::string rubbish(16 + random() % 200, '\0');
 TEST_CASE("hub: what it cannot do itself is the job's failure, and nobody waits for it", "[cpu]") {
   Listener listener;
   const int port = listener.port();
@@ -251,6 +251,15 @@ TEST_CASE("hub: what it cannot do itself is the job's failure, and nobody waits 
   CHECK(hub.failure()->code == 4);
 }
 
+TEST_CASE("hub: a rank that sends rubbish after its greeting is lost, whatever it is", "[cpu]") {
+  std::mt19937_64 random(13);
+  for (int trial = 0; trial < 60; ++trial) {
+    Hub hub({2, "token", Milliseconds(20000), Milliseconds(20000), {}});
+    Listener listener;
+    const Socket theirs = connect_to("127.0.0.1", listener.port(), after(5000));
+    hub.listen(std::move(listener));
+    std::string bytes = encode({Frame::Kind::hello, bytes_of(Greeting{1, 2, 1, "token", "host"})});
+    std::string rubbish(16 + random() % 200, '\0');
     for (char& byte : rubbish) byte = static_cast<char>(random());
     const auto kind = static_cast<Frame::Kind>(4 + random() % 8);
     const bool empty_kind = kind == Frame::Kind::stop || kind == Frame::Kind::bye;   // their bytes are not looked at

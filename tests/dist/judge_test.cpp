@@ -19,7 +19,9 @@ struct Case {
   }
   static Judge::Time at(int ms) { return Judge::Time(Milliseconds(1000000 + ms)); }
   /// A beat of a rank that moved `age` ms ago.
-  void beat(int rank, int ms, std::uint64_t progress, bool waiting, int age = 0, const char* phase = "backward") { judge.beat(rank, {progress, 417, age, waiting, phase}, at(ms)); }
+  void beat(int rank, int ms, std::uint64_t progress, bool waiting, int age = 0, const char* phase = "backward") { judge.beat(rank, {progress, 417, age, waiting, false, phase}, at(ms)); }
+  /// The same of a rank that gives work to a GPU, and has moved last at `moved`.
+  void launch(int rank, int ms, int moved) { judge.beat(rank, {static_cast<std::uint64_t>(moved), 417, ms - std::min(ms, moved), false, true, "forward"}, at(ms)); }
   /// The failure after looking at the clock every 50 ms in [from, to], or "".
   std::string text(int from, int to) {
     for (int ms = from; ms <= to && !judge.failure(); ms += 50) {
@@ -82,14 +84,49 @@ TEST_CASE("judge: a rank's own failure goes before those that peers have", "[cpu
   c.judge.failed(0, {0, 6, "rank 0: bucket 2 of step 417: lost a peer"}, c.at(200));
   CHECK(c.text(200, 900).empty());
   c.judge.failed(2, {-1, 3, "rank 2: load: no such file\n"}, c.at(900));
-  CHECK(c.text(900, 900) == "rank 2: load: no such file\\n");
+  CHECK(c.text(900, 950).empty());
+  CHECK(c.text(1000, 1000) == "rank 2: load: no such file\\n");
   CHECK(c.code() == 3);
   CHECK(c.judge.failure()->rank == 2);
 
   Case bare(2);   // a text that names no rank gets one
   bare.beat(1, 100, 5, false);
   bare.judge.failed(1, {1, 5, "diverged"}, bare.at(200));
-  CHECK(bare.text(200, 200) == "rank 1: diverged; step 417, backward");
+  CHECK(bare.text(300, 300) == "rank 1: diverged; step 417, backward");
+}
+
+TEST_CASE("judge: what all ranks fail of is nobody's, and the first of different failures counts", "[cpu]") {
+  Case c(3);
+  for (const int r : {2, 0, 1}) c.judge.failed(r, {r, 5, "step 3 is not finite"}, c.at(200 + r));
+  CHECK(c.text(210, 210) == "step 3 is not finite");
+  CHECK(c.code() == 5);
+  CHECK(c.judge.failure()->rank == -1);
+
+  Case named(2);   // a text that all have may still say whose it is
+  for (const int r : {1, 0}) named.judge.failed(r, {r, 7, "rank 0: last.safetensors: no space"}, named.at(200));
+  CHECK(named.text(210, 210) == "rank 0: last.safetensors: no space");
+
+  Case mixed(3);
+  mixed.judge.failed(1, {1, 3, "no such file"}, mixed.at(200));
+  mixed.judge.failed(0, {0, 5, "no such file"}, mixed.at(210));
+  mixed.judge.failed(2, {2, 3, "no such file"}, mixed.at(220));
+  CHECK(mixed.text(250, 350) == "rank 1: no such file; start");
+  CHECK(mixed.code() == 3);
+
+  Case late(3);   // one that comes much later
+  for (const int r : {0, 1}) late.judge.failed(r, {r, 5, "diverged"}, late.at(200));
+  CHECK(late.text(200, 350) == "rank 0: diverged; start");
+
+  Case alone(1);
+  alone.judge.failed(0, {0, 5, "diverged"}, alone.at(200));
+  CHECK(alone.text(200, 350) == "rank 0: diverged; start");
+}
+
+TEST_CASE("judge: a rank's own failure goes before a loss at the same time", "[cpu]") {
+  Case c(3);
+  c.judge.closed(1, "lost: its connection closed", c.at(200));
+  c.judge.failed(2, {2, 3, "no such file"}, c.at(250));
+  CHECK(c.text(250, 400) == "rank 2: no such file; start");
 }
 
 TEST_CASE("judge: a loss goes before the failures that peers had because of it", "[cpu]") {
@@ -144,13 +181,25 @@ TEST_CASE("judge: a rank that does not move while another waits is stalled after
 TEST_CASE("judge: no stall while nobody waits, nor among those that all wait", "[cpu]") {
   for (const bool waiting : {false, true}) {
     Case c(3);
-    for (int ms = 0; ms <= 60000; ms += 500) {
+    for (int ms = 0; ms < 60000; ms += 500) {
       for (int r = 0; r < 3; ++r) c.beat(r, ms, 1, waiting, ms);
       c.judge.decide(c.at(ms), c.warnings);
     }
     CHECK_FALSE(c.judge.failure());
     CHECK(c.warnings.empty());
   }
+}
+
+TEST_CASE("judge: all ranks stand still and none waits: ended after four times T, and not within a minute", "[cpu]") {
+  Case c(3);
+  for (int ms = 0; ms <= 70000 && !c.judge.failure(); ms += 500) {
+    for (int r = 0; r < 3; ++r) c.beat(r, ms, 1, false, ms);
+    c.judge.decide(c.at(ms), c.warnings);
+    c.decided = ms;
+  }
+  REQUIRE(c.judge.failure());
+  CHECK(c.judge.failure()->text == "rank 0: has not moved for 60 s, nor has any other rank; step 417, backward");
+  CHECK(c.decided == 60000);
 }
 
 TEST_CASE("judge: one that falls silent while it waits is stalled too, when others wait", "[cpu]") {
@@ -165,6 +214,44 @@ TEST_CASE("judge: one that falls silent while it waits is stalled too, when othe
   REQUIRE(c.judge.failure());
   CHECK(c.judge.failure()->text == "rank 1: no sign of life for 3.0 s while others wait; step 417, backward");
   CHECK(c.decided == 4750);   // T and a beat of 750 ms after its last one
+}
+
+TEST_CASE("judge: where GPU queues are full behind a rank that does not come, the one that stopped first is named", "[cpu]") {
+  for (const int size : {2, 3, 4}) {
+    for (int culprit = 0; culprit < size; ++culprit) {
+      for (const bool stopped : {false, true}) {   // by a signal, so that it does not beat; otherwise its host hangs where it gives work to its GPU
+        CAPTURE(size, culprit, stopped);
+        Case c(size);
+        for (int ms = 0; ms <= 20000 && !c.judge.failure(); ms += 50) {
+          for (int r = 0; r < size; ++r) {
+            if ((ms + 100 * r) % 500 != 0) continue;   // each beats at times of its own
+            if (r != culprit) c.launch(r, ms, std::min(ms, 2050 + 30 * r));   // goes on until its queue is full
+            else if (!stopped || ms <= 2000) c.launch(r, ms, std::min(ms, 2000));
+          }
+          c.judge.decide(c.at(ms), c.warnings);
+          c.decided = ms;
+        }
+        REQUIRE(c.judge.failure());
+        CHECK(c.judge.failure()->rank == culprit);
+        CHECK(c.code() == 6);
+        CHECK(c.decided >= 5000);
+        CHECK(c.decided <= 6500);
+        REQUIRE(c.warnings.size() == 1);
+        CHECK(c.warnings.front().starts_with("rank " + std::to_string(culprit) + ": "));
+      }
+    }
+  }
+}
+
+TEST_CASE("judge: ranks whose GPU work moves, and one that stands still alone, are no stall", "[cpu]") {
+  Case c(3);
+  for (int ms = 0; ms <= 60000; ms += 500) {
+    c.launch(0, ms, ms);
+    c.launch(1, ms, ms - ms % 2500);   // slow
+    c.launch(2, ms, 0);                // reads a file for long; nobody waits for it yet
+    c.judge.decide(c.at(ms), c.warnings);
+  }
+  CHECK_FALSE(c.judge.failure());
 }
 
 TEST_CASE("judge: peers that gave up wait for the stall that they gave up on", "[cpu]") {

@@ -52,12 +52,13 @@ TEST_CASE("messages: bytes and back", "[cpu]") {
   third[0] = 2;   // there are two lines
   CHECK_FALSE(parse_request(third).has_value());
 
-  const std::string beat = bytes_of(Beat{9, 417, 20, true, "backward"});
+  const std::string beat = bytes_of(Beat{9, 417, 20, true, false, "backward"});
   expect_exact(beat, parse_beat);
   CHECK(parse_beat(beat)->progress == 9);
   CHECK(parse_beat(beat)->step == 417);
   CHECK(parse_beat(beat)->age == 20);
   CHECK(parse_beat(beat)->waiting);
+  CHECK_FALSE(parse_beat(beat)->launching);
   CHECK(parse_beat(beat)->phase == "backward");
 
   const std::string failure = bytes_of(Failure{2, 3, "why"});
@@ -82,7 +83,7 @@ TEST_CASE("messages: bytes and back", "[cpu]") {
 TEST_CASE("messages: random bytes and flipped bits are read or refused, and nothing else", "[cpu]") {
   std::mt19937_64 random(7);
   const std::vector<std::string> seeds = {bytes_of(Greeting{2, 4, 4711, "token", "host"}), bytes_of(Request{Line::main, false, 7, 500, "step 3", "part"}),
-                                          bytes_of(Beat{9, 417, 20, true, "backward"}), bytes_of(Failure{2, 3, "why"}), bytes_of(Ended{3, 4711, 9, false}),
+                                          bytes_of(Beat{9, 417, 20, true, false, "backward"}), bytes_of(Failure{2, 3, "why"}), bytes_of(Ended{3, 4711, 9, false}),
                                           reply_head({Line::main, 5}) + reply_body({"a", "b"})};
   int read = 0, refused = 0;
   const auto count = [&](bool good) { ++(good ? read : refused); };
@@ -110,11 +111,20 @@ TEST_CASE("exchanges: complete, superseded, cancelled, late", "[cpu]") {
   };
   CHECK(put(0, "a", 1).empty());
   CHECK(put(1, "a", 1, Line::loader).empty());   // another line
+  CHECK_FALSE(exchanges.crossed());
   CHECK(put(1, "b", 1).empty());                 // another exchange
+  REQUIRE(exchanges.crossed());
+  CHECK(exchanges.crossed()->first.ranks == std::vector<int>{0});
+  CHECK(exchanges.crossed()->first.phase == "a");
+  CHECK(exchanges.crossed()->second.ranks == std::vector<int>{1});
+  exchanges.cancel(1, {Line::main, 1});
+  CHECK_FALSE(exchanges.crossed());              // rank 1 may go on
+  CHECK(put(1, "b", 1).empty());
   CHECK(exchanges.waits_for(1)->ranks == std::vector<int>{0});
   CHECK(exchanges.waits_for(1)->phase == "a");
   const auto answers = put(0, "b", 2);           // rank 0 takes its part of a back
   REQUIRE(answers.size() == 2);
+  CHECK_FALSE(exchanges.crossed());
   CHECK(answers[0].request.number == 2);
   CHECK(answers[1].request.number == 1);
   CHECK(parse_reply(reply_head(answers[0].request) + *answers[0].body, 2)->parts == std::vector<std::string>{"part of 0", "part of 1"});

@@ -142,6 +142,7 @@ def disk_full(t: Trial) -> None:
     job.expect_nothing_left()
     expect("warning: not saved: " in job.err(), "no warning")
     expect(re.search(r"No space left on device|free some space", job.last_line()) is not None, "the last line does not say why")
+    expect(ranks == 1 or "error: rank 0: " in job.last_line(), "the last line does not name the rank that writes")
     expect(("three times in a row" in job.last_line()) == (not last_fits), "the wrong reason")
     expect(Checkpoint(kept / "last.safetensors").step() == 1, "the old checkpoint is gone")
     expect_no_temporaries(kept)
