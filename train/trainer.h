@@ -141,6 +141,8 @@ class Trainer {
   std::int64_t val_batch() const;
   /// How the batch is cut, for the line about it.
   std::string parts_text() const;
+  /// What an epoch does with pictures that fill no batch.
+  std::string tail_text() const;
 
   RunConfig config_;
   RunOptions options_;

@@ -198,7 +198,7 @@ void Trainer::describe() {
   note(concat("boxes     at most ", most, " in a picture; ", d.num_queries, " queries, ", data::denoising_capacity(d.num_denoising, most), " denoising slots"));
   if (most > d.num_queries) warn(concat("a picture has ", most, " boxes for ", d.num_queries, " queries: not all can be found (RTDETRTransformerv2.num_queries)"));
   const std::int64_t steps = train_loader_->steps();
-  note(concat("schedule  ", config_.epochs, " epochs x ", steps, " steps; batch ", config_.train.batch_size, "; lr ", config_.optimizer.lr, "; warm-up ", warmup_steps_,
+  note(concat("schedule  ", config_.epochs, " epochs x ", steps, " steps", tail_text(), "; batch ", config_.train.batch_size, parts_text(), "; lr ", config_.optimizer.lr, "; warm-up ", warmup_steps_,
                         ", EMA ramp ", optimizer_->config().ema_warmups));
   if (warmup_steps_ * 5 > config_.epochs * steps && config_.warmup_steps) warn(concat("the warm-up of ", warmup_steps_, " steps is more than a fifth of the run's ", config_.epochs * steps));
   const std::int64_t strong = config_.train.policy.epoch;
@@ -209,7 +209,14 @@ void Trainer::describe() {
 std::string Trainer::parts_text() const {
   const std::int64_t ranks = replicas_.size();
   if (ranks == 1 && config_.accum == 1) return {};
-  return concat(" = ", ranks, " ranks x ", config_.train.batch_size / ranks / config_.accum, " x accum ", config_.accum);
+  return concat(" = ", ranks > 1 ? concat(ranks, " ranks x ") : "", config_.train.batch_size / ranks / config_.accum, " x accum ", config_.accum);
+}
+
+std::string Trainer::tail_text() const {
+  const std::int64_t images = train_loader_->images(), used = train_loader_->steps() * config_.train.batch_size;
+  if (used < images) return concat(" (each epoch leaves out ", images - used, " of ", images, " pictures)");
+  if (used > images) return concat(" (each epoch has ", images, " pictures, and takes ", used - images, " again to fill its last step)");
+  return {};
 }
 
 }  // namespace detr::train

@@ -40,7 +40,10 @@ def awkward_sizes(t: Trial) -> None:
         # Ends after that evaluation, whose detections would be replaced by the next one's.
         job = t.train(ranks, [*words, "-r", "auto"], output=run.name, data=data, batch=batch, fault=f"throw:phase=load,step={steps},rank=0")
         job.expect_failure(1, r"(rank 0: )?DETRTRAIN_FAULT")
-        expect(f"3 epochs x {steps} steps; batch {batch}" in job.err(), f"it does not say that an epoch has {steps} steps")
+        expect(re.search(rf"3 epochs x {steps} steps( \(.*\))?; batch {batch}\b", job.err()) is not None, f"it does not say that an epoch has {steps} steps")
+        rest = count - steps * batch
+        expect(rest <= 0 or f"leaves out {rest} of {count} pictures" in job.err(), "it does not say what is left out")
+        expect(rest >= 0 or f"has {count} pictures, and takes {-rest} again" in job.err(), "it does not say what comes twice")
         found[ranks] = scores(run / "log.txt"), json.loads((run / "eval" / "predictions.json").read_text())
         expect(len(found[ranks][0]) == 12 and len(found[ranks][1]) >= count, f"{len(found[ranks][0])} scores of {len(found[ranks][1])} detections")
         expect(found[ranks] == found[1], f"the scores of {ranks} ranks are {found[ranks][0]}, of one process {found[1][0]}; or their detections differ")

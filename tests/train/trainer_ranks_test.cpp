@@ -62,6 +62,7 @@ TEST_CASE("trainer on ranks: equal replicas, one reporter, and the same bits whe
     CHECK(recorder.notes.empty() == (r != 0));
   }
   CHECK(straight.recorders[0]->epochs[1].evaluation->images == 3);
+  CHECK(std::ranges::any_of(straight.recorders[0]->notes, [](const std::string& note) { return note.find("batch 3 = 3 ranks x 1 x accum 1; ") != std::string::npos; }));
 
   const Runs stopped = run_on(project, 3, "stopped", {}, [](int rank, RunConfig&, RunOptions&, Recorder& recorder) {
     if (rank == 0) recorder.stop_at_step = 2;   // one rank is asked; its loader tells the others

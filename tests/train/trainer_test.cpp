@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -194,6 +195,23 @@ TEST_CASE("trainer: overfitting trains and evaluates on the first pictures as th
   const RunSummary summary = trainer.run(recorder.stop);
   CHECK(summary.state.step == 2);
   CHECK(trainer.detections().size() == 2 * 12);
+}
+
+TEST_CASE("trainer: the schedule says what an epoch does with pictures that fill no batch", "[cpu]") {
+  Project project;   // nine pictures
+  const auto line = [&](std::int64_t batch, bool drop_last, std::int64_t accum) {
+    project.config.train.batch_size = batch;
+    project.config.train.drop_last = drop_last;
+    project.config.accum = accum;
+    Recorder recorder(project.dir / "out");
+    const Trainer trainer(project.config, project.options("out"), Stream::cpu(1), recorder);
+    const auto found = std::ranges::find_if(recorder.notes, [](const std::string& note) { return note.starts_with("schedule"); });
+    return found == recorder.notes.end() ? std::string() : *found;
+  };
+  CHECK(line(3, true, 1).starts_with("schedule  2 epochs x 3 steps; batch 3; lr "));
+  CHECK(line(4, true, 2).starts_with("schedule  2 epochs x 2 steps (each epoch leaves out 1 of 9 pictures); batch 4 = 2 x accum 2; lr "));
+  CHECK(line(4, false, 1).starts_with("schedule  2 epochs x 3 steps (each epoch has 9 pictures, and takes 3 again to fill its last step); batch 4; lr "));
+  CHECK(line(12, true, 1).starts_with("schedule  2 epochs x 1 steps (each epoch has 9 pictures, and takes 3 again to fill its last step); batch 12; lr "));
 }
 
 TEST_CASE("trainer: no better AP for a while ends the run", "[cpu]") {
