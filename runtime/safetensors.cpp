@@ -192,6 +192,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
   std::string text(length, '\0');
   read_all(handle_.get(), std::as_writable_bytes(std::span(text.data(), text.size())), 8, file);
   if (text.empty() || text[0] != '{') refuse("the header is no JSON object: torn, or no safetensors file");
+  if (text.find('\0') != std::string::npos) refuse("the header has a NUL: damaged");   // the parser would take it for the end
   HeaderRules rules;
   if (!json::sax_parse(text, &rules)) refuse(rules.fault());
   const json header = json::parse(text, nullptr, false);
@@ -199,6 +200,10 @@ SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
   data_start_ = 8 + static_cast<std::int64_t>(length);
   const std::int64_t data = size - data_start_;
 
+  const auto whole_number = [&](const json& number) {
+    if (!number.is_number_integer()) refuse("bad header: ", number.dump(), " where a whole number is wanted");
+    return number.get<std::int64_t>();
+  };
   std::vector<std::pair<std::int64_t, std::int64_t>> spans;
   try {
     for (const auto& [name, value] : header.items()) {
@@ -210,15 +215,16 @@ SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
       entry.dtype = value.at("dtype").get<std::string>();
       const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const FileType& t) { return entry.dtype == t.name; });
       if (type == kTypes.end()) refuse("tensor ", name, " has unknown dtype ", entry.dtype);
-      const auto shape = value.at("shape").get<std::vector<std::int64_t>>();
+      std::vector<std::int64_t> shape;
+      for (const json& d : value.at("shape")) shape.push_back(whole_number(d));
       if (shape.size() > Shape::kMaxRank) refuse("tensor ", name, " has ", shape.size(), " dimensions");
       std::int64_t bytes = type->size;
       for (const std::int64_t d : shape) {
         if (d < 0 || __builtin_mul_overflow(bytes, d, &bytes)) refuse("tensor ", name, " has an impossible shape");
       }
       entry.shape = Shape(shape);
-      entry.begin = value.at("data_offsets").at(0).get<std::int64_t>();
-      entry.end = value.at("data_offsets").at(1).get<std::int64_t>();
+      entry.begin = whole_number(value.at("data_offsets").at(0));
+      entry.end = whole_number(value.at("data_offsets").at(1));
       if (entry.begin < 0 || entry.end < entry.begin || entry.end > data || entry.end - entry.begin != bytes) refuse("tensor ", name, " does not fit its offsets or the file");
       spans.emplace_back(entry.begin, entry.end);
       entries_.emplace(name, entry);
@@ -233,7 +239,17 @@ SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
     end = to;
   }
   if (end != data) refuse(data - end, " bytes after the last tensor");
-  if (metadata_.contains("hash") && metadata_["hash"] != metadata_hash(metadata_)) refuse("the header's hash does not fit: damaged");
+  expect_hashes();
+}
+
+/// Who has one hash has them all: otherwise damage to a key would turn the checks off.
+void SafetensorsFile::expect_hashes() const {
+  const auto whole = metadata_.find("hash"), first = metadata_.lower_bound("hash.");
+  if (whole == metadata_.end() && (first == metadata_.end() || !first->first.starts_with("hash."))) return;
+  if (whole == metadata_.end() || whole->second != metadata_hash(metadata_)) throw StorageError(file_.string(), ": the header's hash does not fit: damaged");
+  for (const auto& [name, entry] : entries_) {
+    if (!metadata_.contains("hash." + name)) throw StorageError(file_.string(), ": tensor ", name, " has no hash, unlike others: damaged");
+  }
 }
 
 std::vector<std::string> SafetensorsFile::names() const {

@@ -29,7 +29,7 @@ class SafetensorsFile {
  public:
   /// Throws StorageError with path and reason: not there, header larger than the file or 16 MiB, bad JSON, duplicate names, over 100,000
   /// tensors, a name of over 512 bytes, unknown dtype, offsets that overlap, leave a hole or do not end at the file's end, sizes that
-  /// overflow.
+  /// overflow, hashes of some tensors or of the metadata without the rest of them.
   explicit SafetensorsFile(const std::filesystem::path& file);
 
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -43,6 +43,8 @@ class SafetensorsFile {
   void verify() const;
 
  private:
+  void expect_hashes() const;
+
   struct Entry {
     std::string dtype;
     Shape shape;

@@ -207,6 +207,36 @@ TEST_CASE("safetensors: damage is found", "[cpu]") {
   expect_throws<StorageError>([&] { SafetensorsFile{path}; }, "the header's hash does not fit: damaged");
 }
 
+TEST_CASE("safetensors: no bit of a header flips unnoticed", "[cpu]") {
+  const TempDir dir;
+  const fs::path path = dir / "a.safetensors";
+  write_safetensors(path, std::vector<NamedTensor>{{"a", host_tensor<float>({2, 1, 1}, {1, 2})}, {"count", host_tensor<std::int64_t>({}, {7})}, {"mask", host_tensor<std::uint8_t>({3}, {0, 1, 255})}},
+                    {{"step", "7"}});
+  const std::string whole = read_text(path);
+  std::uint64_t length = 0;
+  std::memcpy(&length, whole.data(), 8);
+  const SafetensorsFile wanted(path);
+  int accepted = 0;
+  for (std::size_t bit = 0; bit < 8 * (8 + length); ++bit) {
+    std::string bytes = whole;
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
+    write_text(dir / "b.safetensors", bytes);
+    try {
+      SafetensorsFile(dir / "b.safetensors").verify();
+      ++accepted;
+      INFO("bit " << bit % 8 << " of '" << whole.substr(bit / 8, 20) << "'");
+      CHECK(bytes == whole);
+    } catch (const StorageError&) {
+    }
+  }
+  CHECK(accepted == 0);
+
+  expect_refused(whole.substr(0, 8) + std::string(whole).replace(whole.find("\"hash\""), 6, "\"iash\"").substr(8), "the header's hash does not fit: damaged");
+  expect_refused(file_of("{}  " + std::string(4, '\0')), "the header has a NUL: damaged");
+  std::string data(8, '\0');
+  expect_refused(file_of("{" + entry("a", "F32", "[2,1.1]", 0, 8) + "}", data), "1.1 where a whole number is wanted");
+}
+
 TEST_CASE("safetensors: writing keeps the one before", "[cpu]") {
   const TempDir dir;
   const auto one = [](float value) { return std::vector<NamedTensor>{{"a", host_tensor<float>({1}, {value})}}; };

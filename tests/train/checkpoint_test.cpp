@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "models/nn/init.h"
 #include "runtime/safetensors.h"
 #include "tests/train/rig.h"
 
@@ -260,6 +261,51 @@ TEST_CASE("checkpoint: counters that no run has are refused", "[cpu]") {
   refused("ema_updates", "18", "ema_updates is 18");
   refused("ema_updates", "3 and more", "");
   refused("scored", "both", "scored is 'both'");
+}
+
+TEST_CASE("checkpoint: no bit of a header flips unnoticed, and no part of a file is a whole one", "[cpu]") {
+  const TempDir dir;
+  ParameterList list;
+  list.add("a", {2, 1}, models::init::uniform(1));
+  list.add_buffer("b", {1}, models::init::constant(3));
+  const auto store_of = [&](std::uint64_t seed) {
+    auto store = std::make_unique<ParameterStore>(list, Stream::cpu(1), DType::f32);
+    store->initialise(seed);
+    return store;
+  };
+  const fs::path path = dir / "a.safetensors", changed = dir / "b.safetensors";
+  {
+    const auto store = store_of(1);
+    Optimizer optimizer(*store, Stream::cpu(1), {});
+    CheckpointInfo info = some_info();
+    info.ema_updates = 0;
+    save_checkpoint(path, *store, optimizer, info);
+  }
+  const auto store = store_of(2);
+  Optimizer optimizer(*store, Stream::cpu(1), {});
+  load_checkpoint(path, *store, optimizer);
+  const std::string before = state_hash(*store, optimizer);
+  const std::string whole = read_text(path);
+  const auto refused = [&](const std::string& bytes) {
+    write_text(changed, bytes);
+    try {
+      load_checkpoint(changed, *store, optimizer);
+      return false;
+    } catch (const StorageError&) {
+      return true;
+    }
+  };
+  for (std::size_t size = 0; size < whole.size(); ++size) {
+    INFO("the first " << size << " of " << whole.size() << " bytes");
+    REQUIRE(refused(whole.substr(0, size)));
+  }
+  for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    std::string bytes = whole;
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
+    INFO("bit " << bit % 8 << " of byte " << bit / 8);
+    REQUIRE(refused(bytes));
+  }
+  CHECK(state_hash(*store, optimizer) == before);
 }
 
 TEST_CASE("weights: which ones, and across class counts", "[cpu]") {
