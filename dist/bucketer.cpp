@@ -10,6 +10,10 @@ void expect_planned(int rank, const Place& place, std::int64_t slot, std::int64_
   if (given != planned) throw CommError("rank ", rank, ": ", place.phase, ": slot ", slot, " of the plan has ", planned, " values, and ", given, " are to be sent");
 }
 
+void expect_in_order(int rank, const Place& place, std::int64_t slot, std::int64_t due) {
+  if (slot != due) throw CommError("rank ", rank, ": ", place.phase, ": slot ", slot, " of the plan is to be sent where slot ", due, " is due");
+}
+
 Bucketer::Bucketer(Communicator& communicator, Layout layout, const Tensor& grads, const Stream& stream, BucketerOptions options)
     : communicator_(&communicator), layout_(std::move(layout)), options_(std::move(options)), grads_(grads), stream_(stream.lasting()) {
   expect_tensor(grads, "bucketer: grads", grads, {layout_.total}, layout_.dtype);
@@ -82,6 +86,7 @@ void Bucketer::issue_due() {
 
 void Bucketer::issue(const Tensor& tensor, std::int64_t slot, std::int64_t planned, const std::string& what) {
   const Place place{tag(options_.slots_before + slot), concat(what, " of step ", step_)};
+  expect_in_order(communicator_->rank(), place, options_.slots_before + slot, options_.slots_before + std::ssize(works_));
   expect_planned(communicator_->rank(), place, options_.slots_before + slot, planned, tensor.numel());
   works_.push_back(communicator_->all_reduce_sum(stream_, tensor, place));
 }

@@ -12,6 +12,10 @@ namespace detr::dist {
 /// up tensors, or end the process on a thread where nobody can catch it. slot: of the step's plan.
 void expect_planned(int rank, const Place& place, std::int64_t slot, std::int64_t planned, std::int64_t given);
 
+/// The same for its turn: of two that are equally long an engine may sum one of a rank with the other of the next, and nobody would notice.
+/// due: the slot that the plan has now.
+void expect_in_order(int rank, const Place& place, std::int64_t slot, std::int64_t due);
+
 /// What a bucketer does besides summing gradients. All of it the same on all ranks, but for the fault.
 struct BucketerOptions {
   std::int64_t extras = 0;          ///< further f64 values that are summed in the trailer
@@ -55,7 +59,8 @@ class Bucketer {
   /// not ready.
   void exchange(const std::function<void()>& issue);
   /// Issues what is left and the trailer, and waits: what is enqueued on the stream after it finds the sums (not divided by the number of
-  /// ranks) in grads, used() and extras(). Throws CommError naming the rank, the bucket and the step.
+  /// ranks) in grads, used() and extras(). Throws CommError naming the rank, the bucket and the step, also for one that is not the plan's
+  /// next: then the engine has not been called.
   void finish();
 
   /// (P) f64: how many ranks used each parameter, after finish(). Where it is 0 the optimiser leaves the parameter alone.
@@ -104,7 +109,7 @@ class Bucketer {
   std::vector<std::size_t> waiting_;   // by bucket: parameters that are not ready
   std::size_t next_ = 0;               // the bucket that is to be issued next
   int exchanges_ = 0;                  // of this step's backward
-  std::vector<std::shared_ptr<Work>> works_;
+  std::vector<std::shared_ptr<Work>> works_;   // of this step's buckets and trailer, in order
 };
 
 }  // namespace detr::dist
