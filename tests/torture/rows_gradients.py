@@ -1,13 +1,14 @@
-"""Rows 20 to 22 and 29: several ranks compute what one process computes, whatever a rank's images and its loss leave out."""
+"""Rows 20 to 22, 29 and 43: several ranks compute what one process computes, whatever a rank's images and its loss leave out."""
 
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 from checkpoint import Checkpoint, Gradient, gradient_error, norm
 from datasets import images_of_ranks, without_boxes
-from job import Trial, expect
+from job import Skip, Trial, expect
 from registry import row
 
 MOST = 1e-5   # relative, f32
@@ -98,3 +99,32 @@ def missing_branch(t: Trial) -> None:
     branch, rank = BRANCHES[t.number % len(BRANCHES)], t.random.randrange(ranks)
     fault = f"drop:param={branch},rank={rank}" + (f";constloss:rank={rank},step=2" if t.number // len(BRANCHES) % 2 else "")
     t.train(ranks, ["--max-steps", "4", "--check-replicas", "1"], fault=fault).expect_end(0)
+
+
+@row(43, "the recipe with ResNet-101 on three ranks", "relative error of the loss")
+def frozen_stem(t: Trial) -> float:
+    """The stem is frozen, so that the first shared statistics have an input that needs no gradient; some pictures have no boxes."""
+    if memory_available() < 12 << 30:
+        raise Skip("12 GiB of memory")
+    data = t.folder / "data"
+    synth = ["synth", "--out", str(data), "--images", "9", "--classes", "80", "--size", "96x96", "--max-boxes", "3", "--empty-frac", "0.5", "--seed", "3"]
+    t.start(synth).expect_end(0)
+    found = {}
+    for ranks in (3, 1):
+        words = ["train", "-c", "rtdetrv2_r101vd_6x_coco", "-d", "cpu", "--data", str(data), "--output-dir", str(t.folder / f"ranks{ranks}"), "--imgsz", "96", "--batch-size", "3",
+                 "--epochs", "1", "--num-workers", "1", "--threads", "1", "--comm-timeout", "60", "--start-timeout", "120", "-u", "RTDETRTransformerv2.num_queries=60", "-u", "print_freq=1"]
+        job = t.start(words + (["--ranks", str(ranks)] if ranks > 1 else []))
+        job.expect_end(0)
+        model = re.search(r"model     .*", job.err())
+        expect(model is not None and "frozen: 3 tensors, 28512 values" in model.group(0), "the convolutions of the stem are not frozen")
+        expect("Average Precision" in job.out() and "at step 2" in job.err(), "it was not evaluated after two steps")
+        found[ranks] = model.group(0), Checkpoint(t.folder / f"ranks{ranks}" / "last.safetensors").parameters(), first_loss(t, f"ranks{ranks}")
+    expect(found[3][:2] == found[1][:2], f"three ranks have another model: {found[3][0]}, one process: {found[1][0]}")
+    error = abs(found[3][2] - found[1][2]) / abs(found[1][2])
+    expect(error <= MOST, f"the loss of three ranks is {found[3][2]}, that of one process {found[1][2]}: their layers are not the same")
+    return error
+
+
+def memory_available() -> int:
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found.group(1)) << 10 if found else 0
