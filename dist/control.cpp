@@ -67,6 +67,7 @@ struct Control::State {
   std::atomic<Clock::duration::rep> moved{Clock::now().time_since_epoch().count()};
   mutable std::mutex place_mutex;   // of what is below; held for a copy
   Waits waits = Waits::nobody;
+  std::uint64_t step_began = 0;   // the progress when the step was entered
   // enter() writes the one that is not current, so that a handler of signals, which must not lock, reads a whole one.
   struct Spot {
     std::atomic<std::int64_t> step{-1};
@@ -169,6 +170,7 @@ bool Control::State::beat() {
     beat.step = read_place(phase);
     beat.waiting = waits == Waits::peers || (waits == Waits::loader && calls[1].waiting);
     beat.launching = waits == Waits::device;
+    beat.position = progress.load(std::memory_order_relaxed) - step_began;
   }
   beat.phase = phase.data();
   if (calls[0].waiting) {
@@ -336,6 +338,7 @@ void Control::enter(std::string_view phase, std::int64_t step, Waits waits) noex
   {
     const std::lock_guard lock(state_->place_mutex);
     state_->waits = waits;
+    if (step != state_->spots[state_->current.load(std::memory_order_relaxed)].step.load(std::memory_order_relaxed)) state_->step_began = state_->progress.load(std::memory_order_relaxed);
     const std::size_t next = 1 - state_->current.load(std::memory_order_relaxed);
     State::Spot& spot = state_->spots[next];
     spot.step.store(step, std::memory_order_relaxed);

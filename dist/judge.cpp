@@ -6,6 +6,7 @@
 #include <cctype>
 #include <csignal>
 #include <cstring>
+#include <tuple>
 
 #include "runtime/error.h"
 #include "runtime/text.h"
@@ -78,6 +79,7 @@ void Judge::beat(int rank, const Beat& beat, Time now) {
   watch.progress = beat.progress;
   watch.sign = now;
   watch.launching = beat.launching;
+  watch.position = beat.position;
   state.waiting = beat.waiting;
   state.step = beat.step;
   state.phase = escape_control(beat.phase);
@@ -221,20 +223,20 @@ Clock::duration Judge::stalled_for(int rank, Time now) const {
   return std::min(others, std::max(still, unheard));
 }
 
-/// Of the ranks that can be stalled.
-int Judge::first_to_stop(Time now) const {
-  int first = -1;
-  Time since = now;
+/// The rank to blame where some have been stalled for that long; -1 if there is none.
+int Judge::suspect(Clock::duration stalled, Time now) const {
+  using Key = std::tuple<int, std::int64_t, std::uint64_t, Time>;   // the least is blamed
+  std::optional<std::pair<Key, int>> first;
   for (int r = 0; r < static_cast<int>(states_.size()); ++r) {
+    const RankState& state = states_[at(r)];
+    const Watch& watch = watches_[at(r)];
     const bool quiet = silent(r, now);
-    if (gone(r) || !states_[at(r)].here || (states_[at(r)].waiting && !quiet)) continue;
-    const Time stopped = quiet ? watches_[at(r)].sign : watches_[at(r)].moved;
-    if (stopped < since) {
-      since = stopped;
-      first = r;
-    }
+    const Time stopped = quiet ? watch.sign : watch.moved;
+    if (gone(r) || !state.here || (state.waiting && !quiet) || now - stopped < stalled / 2) continue;
+    const Key key = quiet ? Key{0, 0, 0, stopped} : watch.launching ? Key{2, state.step, watch.position, stopped} : Key{1, 0, 0, stopped};
+    if (!first || key < first->first) first.emplace(key, r);
   }
-  return first;
+  return first ? first->second : -1;
 }
 
 void Judge::decide_stalled(Time now, std::vector<std::string>& warnings) {
@@ -245,7 +247,7 @@ void Judge::decide_stalled(Time now, std::vector<std::string>& warnings) {
     quietest = std::min(quietest, now - watches_[at(r)].moved);
     all_busy = all_busy && states_[at(r)].here && !gone(r) && !states_[at(r)].waiting;
   }
-  const int rank = first_to_stop(now);
+  const int rank = suspect(longest, now);
   if (rank >= 0 && all_busy && quietest >= std::max<Clock::duration>(kNobodyMoves, 4 * timeout_))
     return fail({rank, kPeerCode, named(rank, concat("has not moved for ", seconds_text(quietest), ", nor has any other rank"))});
   if (rank < 0 || longest < timeout_ / 3) return;

@@ -21,8 +21,9 @@ namespace detr::dist {
 /// Note [Who stands still]
 /// A rank is stalled when it has not moved, or given no sign, for T while another waits. Waiting for other ranks is known (Waits::peers) or,
 /// of a rank that gives work to a GPU, guessed: where a peer does not come, its kernels pile up behind the collective until the queue is full, and then it stands
-/// still anywhere. Such a rank can also be the one that hangs. So it counts as waiting as long as it has not moved, and of those that may be stalled the one that
-/// stopped first is blamed: who waits for it has stopped later.
+/// still anywhere. So it counts as waiting as long as it has not moved, though it can also be the one that hangs. Of the ranks that can be meant, one that
+/// gives no sign is blamed before one that stands still at other work, and that one before those that give work to GPUs; of these the one that is farthest
+/// behind in the step, since it cannot have waited for those who are ahead of it.
 class Judge {
  public:
   using Time = Clock::time_point;
@@ -58,6 +59,7 @@ class Judge {
     std::uint64_t progress = 0, warned = ~std::uint64_t{0};   // `warned`: the progress at the last warning
     Time moved, sign, waits_since;        // the last move; the last sign of life; meaningful while the rank waits
     bool launching = false;               // gives work to a GPU: see Note [Who stands still]
+    std::uint64_t position = 0;           // in the step
     bool expected = false;                // ended() will come
     std::optional<Failure> word;          // what the rank said itself
     std::optional<Time> lost_at;
@@ -72,7 +74,7 @@ class Judge {
   void decide_peers(Time now);
   bool silent(int rank, Time now) const;
   Clock::duration stalled_for(int rank, Time now) const;
-  int first_to_stop(Time now) const;
+  int suspect(Clock::duration stalled, Time now) const;
   bool gone(int rank) const;
   std::string named(int rank, const std::string& what) const;
   Failure with_name(Failure failure) const;

@@ -168,7 +168,7 @@ std::optional<Reply> parse_reply(const std::string& bytes, int size) {
 }
 
 std::string bytes_of(const Beat& beat) {
-  return Writer().number(beat.progress).number(beat.step).number(beat.age).number<std::uint8_t>(beat.waiting ? 1 : 0).number<std::uint8_t>(beat.launching ? 1 : 0).text(beat.phase).done();
+  return Writer().number(beat.progress).number(beat.step).number(beat.age).number<std::uint8_t>(beat.waiting ? 1 : 0).number<std::uint8_t>(beat.launching ? 1 : 0).number(beat.position).text(beat.phase).done();
 }
 
 std::optional<Beat> parse_beat(const std::string& bytes) {
@@ -179,6 +179,7 @@ std::optional<Beat> parse_beat(const std::string& bytes) {
   beat.age = reader.number<std::int64_t>();
   beat.waiting = reader.flag();
   beat.launching = reader.flag();
+  beat.position = reader.number<std::uint64_t>();
   beat.phase = reader.text(kMaxPhase);
   return if_done(reader, std::move(beat));
 }

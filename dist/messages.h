@@ -67,6 +67,7 @@ struct Beat {
   std::int64_t age = 0;        ///< milliseconds since it last moved
   bool waiting = false;        ///< for other ranks
   bool launching = false;      ///< Waits::device
+  std::uint64_t position = 0;  ///< moves since the step began: the same of all ranks at the same place of a step
   std::string phase;
 };
 std::string bytes_of(const Beat& beat);

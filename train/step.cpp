@@ -122,6 +122,11 @@ void Step::launch(Program& program, bool is_new) {
   }
 }
 
+void Step::count_from(std::int64_t steps) {
+  DETR_CHECK(last_ == nullptr && steps >= 0, "step: count_from() is for before the first one");
+  started_ = finished_ = static_cast<std::size_t>(steps);
+}
+
 void Step::reserve(std::int64_t bytes) {
   static_cast<void>(arena_.empty({bytes}, DType::u8));
   reserved_ = arena_.empty({1}, DType::u8);

@@ -65,6 +65,8 @@ class Step {
   StepResult finish();
   static constexpr std::size_t kInFlight = 2;
 
+  /// Before the first step: how many an earlier process of the run has made. Numbers in messages and those that `faults` is asked with go on from there.
+  void count_from(std::int64_t steps);
   /// Before the first step: takes memory for what steps make and drop in one piece, and keeps it. Otherwise it comes bit by bit, and
   /// where steps have several sizes, the pieces of smaller ones are of little use to larger ones.
   void reserve(std::int64_t bytes);

@@ -52,13 +52,14 @@ TEST_CASE("messages: bytes and back", "[cpu]") {
   third[0] = 2;   // there are two lines
   CHECK_FALSE(parse_request(third).has_value());
 
-  const std::string beat = bytes_of(Beat{9, 417, 20, true, false, "backward"});
+  const std::string beat = bytes_of(Beat{9, 417, 20, true, false, 6, "backward"});
   expect_exact(beat, parse_beat);
   CHECK(parse_beat(beat)->progress == 9);
   CHECK(parse_beat(beat)->step == 417);
   CHECK(parse_beat(beat)->age == 20);
   CHECK(parse_beat(beat)->waiting);
   CHECK_FALSE(parse_beat(beat)->launching);
+  CHECK(parse_beat(beat)->position == 6);
   CHECK(parse_beat(beat)->phase == "backward");
 
   const std::string failure = bytes_of(Failure{2, 3, "why"});
@@ -83,7 +84,7 @@ TEST_CASE("messages: bytes and back", "[cpu]") {
 TEST_CASE("messages: random bytes and flipped bits are read or refused, and nothing else", "[cpu]") {
   std::mt19937_64 random(7);
   const std::vector<std::string> seeds = {bytes_of(Greeting{2, 4, 4711, "token", "host"}), bytes_of(Request{Line::main, false, 7, 500, "step 3", "part"}),
-                                          bytes_of(Beat{9, 417, 20, true, false, "backward"}), bytes_of(Failure{2, 3, "why"}), bytes_of(Ended{3, 4711, 9, false}),
+                                          bytes_of(Beat{9, 417, 20, true, false, 6, "backward"}), bytes_of(Failure{2, 3, "why"}), bytes_of(Ended{3, 4711, 9, false}),
                                           reply_head({Line::main, 5}) + reply_body({"a", "b"})};
   int read = 0, refused = 0;
   const auto count = [&](bool good) { ++(good ? read : refused); };

@@ -111,3 +111,21 @@ TEST_CASE("step: two in flight are the same as one after the other", "[cpu]") {
   CHECK(rig.hash() == straight.hash());
   expect_throws<InvalidArgument>([&] { rig.step.finish(); }, "step: finish() without start()");
 }
+
+TEST_CASE("step: a run that goes on counts from where it stopped, and computes the same", "[cpu]") {
+  std::string wanted;
+  for (const std::int64_t made : {0, 7}) {
+    Rig rig;
+    if (made > 0) rig.step.count_from(made);
+    std::vector<std::int64_t> steps;
+    rig.step.faults.at = [&](const char* phase, std::int64_t step) {
+      if (std::string(phase) == "forward") steps.push_back(step);
+    };
+    const data::Batch batch = make_batch(two_pictures(), rig.model.config().decoder);
+    for (int i = 0; i < 3; ++i) REQUIRE(rig.step.run(batch, 1).applied);
+    CHECK(steps == std::vector<std::int64_t>{made, made + 1, made + 2});
+    if (wanted.empty()) wanted = rig.hash();
+    CHECK(rig.hash() == wanted);
+    CHECK_THROWS_WITH(rig.step.count_from(9), Catch::Contains("before the first one"));
+  }
+}
