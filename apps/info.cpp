@@ -65,12 +65,14 @@ Outcome info_checkpoint(const std::string& file, const CommonOptions& common) {
   const std::vector<std::string> names = tensors.names();
   const bool complete = std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("optim."); });
   outcome.json.update({{"step", info.state.step}, {"epoch", info.state.epoch}, {"seed", info.state.seed}, {"finished", info.state.finished}, {"best_ap", number(info.state.best_ap)},
-                       {"best_epoch", info.state.best_epoch}, {"ema_updates", info.ema_updates}, {"complete", complete}, {"written_by", info.version}, {"scored", info.scored}});
+                       {"best_epoch", info.state.best_epoch}, {"ema_updates", info.ema_updates}, {"complete", complete}, {"written_by", info.version}, {"scored", info.scored},
+                       {"state_hash", info.state_hash}, {"ranks", info.ranks}, {"manifest", info.manifest}});
   if (common.json) return outcome;
   print_line(escaped(fmt::format("{}: written by {}", file, info.version)));
   print_line(fmt::format("step {}, epoch {}, seed {}, {}; {} tensors, all hashes fit; {}", info.state.step, info.state.epoch, info.state.seed,
                      info.state.finished ? "finished" : "not finished", tensors.names().size(),
                          complete ? "complete state (-r)" : "weights alone (-t)"));
+  if (!info.state_hash.empty()) print_line(escaped(fmt::format("state hash {} on {}", info.state_hash, info.ranks == 1 ? "one rank" : fmt::format("each of {} ranks", info.ranks))));
   if (info.state.best_epoch >= 0) print_line(fmt::format("best AP {:.4f} at epoch {} ({} weights)", info.state.best_ap, info.state.best_epoch, info.scored));
   print_line("classes " + escaped(data::class_list(info.classes)));
   return outcome;

@@ -65,11 +65,12 @@ std::map<std::string, std::string> metadata_of(const CheckpointInfo& info) {
   const json state = {{"step", s.step}, {"epoch", s.epoch}, {"epoch_step", s.epoch_step}, {"seed", s.seed}, {"skipped", s.skipped}, {"skips_in_row", s.skips_in_row},
                       {"best_ap", s.best_ap}, {"best_epoch", s.best_epoch}, {"evaluations_since_best", s.evaluations_since_best}, {"finished", s.finished},
                       {"epoch_loss", s.epoch_loss}, {"epoch_terms", s.epoch_terms}, {"epoch_counted", s.epoch_counted},
-                      {"warmup_steps", info.warmup_steps}, {"ema_ramp", info.ema_ramp}};
+                      {"warmup_steps", info.warmup_steps}, {"ema_ramp", info.ema_ramp}, {"epoch_samples", info.epoch_samples}, {"ranks", info.ranks}};
   json classes = json::array();
   for (const data::Category& c : info.classes) classes.push_back({{"id", c.id}, {"name", c.name}});
   return {{"detrtrain", info.version}, {"checkpoint", kFormat}, {"config", info.config}, {"classes", classes.dump()}, {"state", state.dump()},
-          {"step", std::to_string(s.step)}, {"epoch", std::to_string(s.epoch)}, {"seed", std::to_string(s.seed)}, {"ema_updates", std::to_string(info.ema_updates)}, {"scored", info.scored}};
+          {"step", std::to_string(s.step)}, {"epoch", std::to_string(s.epoch)}, {"seed", std::to_string(s.seed)}, {"ema_updates", std::to_string(info.ema_updates)}, {"scored", info.scored},
+          {"manifest", info.manifest}, {"state_hash", info.state_hash}};
 }
 
 /// A member that must be a whole number from `low` to `high`, and not only round to one.
@@ -110,8 +111,13 @@ CheckpointInfo info_of(const std::map<std::string, std::string>& metadata, const
     info.state.epoch_counted = count_of(s, "epoch_counted");
     info.warmup_steps = count_of(s, "warmup_steps");
     info.ema_ramp = number_of(s, "ema_ramp", 0);
+    if (s.contains("epoch_samples")) info.epoch_samples = whole_number_of(s, "epoch_samples", -1, kMaxCount);
+    if (s.contains("ranks")) info.ranks = whole_number_of(s, "ranks", 1, kMaxCount);
+    if (metadata.contains("manifest")) info.manifest = metadata.at("manifest");
+    if (metadata.contains("state_hash")) info.state_hash = metadata.at("state_hash");
     for (const json& c : json::parse(metadata.at("classes"))) info.classes.push_back({c.at("id"), c.at("name")});
     info.config = metadata.at("config");
+    if (!json::accept(info.config)) throw StorageError("config is no JSON");
     info.ema_updates = count_of({{"ema_updates", json::parse(metadata.at("ema_updates"))}}, "ema_updates", info.state.step);
     info.version = metadata.at("detrtrain");
     info.scored = metadata.at("scored");
@@ -299,6 +305,12 @@ fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& ski
     }
   }
   return best;
+}
+
+std::string hash_text(std::span<const std::byte> bytes) {
+  std::ostringstream out;
+  out << std::hex << std::setw(16) << std::setfill('0') << hash_bytes(bytes);
+  return out.str();
 }
 
 std::string state_hash(ParameterStore& store, Optimizer& optimizer) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,12 +34,16 @@ struct RunState {
 /// What a checkpoint carries besides tensors.
 struct CheckpointInfo {
   RunState state;
-  std::string config;                      ///< resolved JSON
+  std::string config = "{}";               ///< resolved JSON
   std::vector<data::Category> classes;     ///< by dense label
   std::int64_t ema_updates = 0;
   std::int64_t warmup_steps = 0;           ///< lengths in force, automatic ones included
   double ema_ramp = 0;
   std::string version;                     ///< of the program that wrote it
+  std::int64_t epoch_samples = -1;         ///< pictures of the epoch in hand that were in a step, over all ranks; -1: an older file, that does not say
+  std::int64_t ranks = 1;
+  std::string manifest;                    ///< hash of what the ranks compared at the start
+  std::string state_hash;                  ///< of the run at this step, equal on all ranks when it was written; empty: an older file
   std::string scored = "ema";              ///< "ema" or "model": the weights that `best_ap` belongs to, and that others use by default
 };
 
@@ -82,6 +87,9 @@ WeightsReport load_backbone(const std::filesystem::path& file, ParameterStore& s
 /// The newest valid checkpoint of an output folder for `-r auto`: the highest step among last.safetensors, its previous one and
 /// checkpoint*.safetensors that reads and verifies; empty path if there is none. `skipped` gets a line for each that does not.
 std::filesystem::path newest_checkpoint(const std::filesystem::path& folder, std::vector<std::string>& skipped);
+
+/// hash_bytes in hex.
+std::string hash_text(std::span<const std::byte> bytes);
 
 /// 64-bit hash of weights, moving average, moments and counters, in hex.
 std::string state_hash(ParameterStore& store, Optimizer& optimizer);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "runtime/error.h"
@@ -345,6 +346,19 @@ std::vector<std::pair<std::string, std::string>> flat_config(const std::string& 
   const Json flat = Json::parse(resolved_json).flatten();
   for (const auto& [path, value] : flat.items()) leaves.emplace_back(path, value.dump());
   return leaves;
+}
+
+bool is_local(const std::string& path) {
+  static const std::set<std::string> local = {"/output_dir",
+                                              "/print_every",
+                                              "/PResNet/pretrained",   // rank 0 reads it and sends the weights
+                                              "/train_dataloader/num_workers",
+                                              "/val_dataloader/num_workers",
+                                              "/train_dataloader/dataset/ann_file",   // what is in them counts
+                                              "/train_dataloader/dataset/img_folder",
+                                              "/val_dataloader/dataset/ann_file",
+                                              "/val_dataloader/dataset/img_folder"};
+  return local.contains(path);
 }
 
 std::string Config::to_json(int indent) const { return tree_->draft.root.dump(indent); }

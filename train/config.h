@@ -85,6 +85,10 @@ struct ConfigOrigin {
 /// The leaves of a resolved configuration with their paths, as text, in its order.
 std::vector<std::pair<std::string, std::string>> flat_config(const std::string& resolved_json);
 
+/// Whether a leaf is a process's own affair: ranks may differ in it, and a resumed run from what it was, since no result depends on it. It says where
+/// files lie (what is in them is compared), how often to print, or how many threads to use.
+bool is_local(const std::string& path);
+
 /// One key of the schema, for `detrtrain info keys`.
 struct ConfigKey {
   std::string key, type, default_value, help;

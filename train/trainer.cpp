@@ -91,7 +91,7 @@ void Trainer::stop_loader() {
 bool Trainer::wished() const { return (stop_ && *stop_) || out_of_time() || (options_.ranks.control && options_.ranks.control->stop_wished()); }
 
 std::int64_t Trainer::total_steps() const {
-  const std::int64_t total = config_.epochs * train_loader_->steps();
+  const std::int64_t total = config_.epochs * train_loader_->steps() + more_steps_;
   return options_.max_steps > 0 ? std::min(total, options_.max_steps) : total;
 }
 
@@ -110,6 +110,9 @@ CheckpointInfo Trainer::info() const {
   info.warmup_steps = warmup_steps_;
   info.ema_ramp = optimizer_->config().ema_warmups;
   info.version = options_.version;
+  info.epoch_samples = state_.epoch_step * config_.train.batch_size;
+  info.ranks = replicas_.size();
+  info.manifest = manifest_hash_;
   info.scored = config_.optimizer.use_ema ? "ema" : "model";
   return info;
 }
@@ -117,9 +120,10 @@ CheckpointInfo Trainer::info() const {
 void Trainer::save(bool finished) {
   const double begin = now_s();
   state_.finished = finished;
-  check_replicas();
+  CheckpointInfo now = info();
+  now.state_hash = check_replicas();
   enter("save");
-  const std::string error = written("last.safetensors", [&](const std::filesystem::path& file) { save_checkpoint(file, *store_, *optimizer_, info()); });
+  const std::string error = written("last.safetensors", [&](const std::filesystem::path& file) { save_checkpoint(file, *store_, *optimizer_, now); });
   saved_at_s_ = now_s();
   save_took_s_ = saved_at_s_ - begin;
   count_save(error, finished || stopping_);
@@ -242,7 +246,7 @@ bool Trainer::run_epoch(RunSummary& summary) {
     const double factor = warmup_factor(begun(state_.step), warmup_steps_) * decay;
     step_->start(batch, factor);
     in_flight.push_back({factor, train_loader_->last_wait_s(), batch.image_ids});
-    const bool save_now = every(options_.save_every_steps), check_now = every(options_.ranks.check_every);
+    const bool save_now = every(options_.save_every_steps), check_now = !alone && every(options_.ranks.check_every);
     const bool flip_now = !options_.faults.text().empty();
     settle(save_now || check_now || flip_now ? 0 : ahead);
     if (flip_now) flip_bits();
@@ -339,6 +343,7 @@ void Trainer::keep_best(const EpochRecord& record) {
   const std::int64_t best_epoch = std::exchange(state_.best_epoch, record.epoch);
   state_.evaluations_since_best = 0;
   CheckpointInfo best = info();
+  best.state_hash = check_replicas();
   best.scored = raw_wins || !config_.optimizer.use_ema ? "model" : "ema";
   const std::string error = written("best.safetensors", [&](const std::filesystem::path& file) { save_weights(file, *store_, best); });
   if (error.empty()) {

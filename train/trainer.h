@@ -98,6 +98,10 @@ class Trainer {
   void restore();
   /// Rank 0's state from its files.
   void load_state();
+  /// Goes on after the pictures of the epoch that the checkpoint has seen, whatever the batch was then.
+  void find_place(const CheckpointInfo& info);
+  /// Tells which settings are not those of the checkpoint.
+  void tell_changes(const CheckpointInfo& info);
   void describe();
   /// Lines that are the same on all ranks.
   void note(const std::string& line) const;
@@ -130,7 +134,8 @@ class Trainer {
   std::string written(const std::string& name, const std::function<void(const std::filesystem::path&)>& write);
   /// A save that fails costs nothing but safety, so the run goes on, unless it is the last one or the third in a row. `error`: of written().
   void count_save(const std::string& error, bool last);
-  void check_replicas();
+  /// Throws CommError naming the ranks whose state differs. Returns its hash.
+  std::string check_replicas();
   bool out_of_time() const;
   bool out_of_patience() const;
   /// All steps are made, or the AP has not risen for as long as the run has patience.
@@ -164,6 +169,8 @@ class Trainer {
   std::vector<StepKey> keys_;   // that the training loader's batches can have
   RunState state_;
   std::int64_t warmup_steps_ = 0;
+  std::int64_t more_steps_ = 0;            // than epochs of this batch have, done with smaller batches before; negative: fewer
+  std::string manifest_hash_;
   std::vector<data::Detection> detections_;
   std::optional<data::EvalResult> best_;
   double started_s_ = 0;

@@ -1,6 +1,7 @@
 // Of the trainer: what its rank agrees on with the others, and failures that it rehearses.
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <sstream>
 #include <utility>
 
@@ -69,10 +70,13 @@ void Trainer::flip_bits() {
   }
 }
 
+  const dist::Manifest own = manifest();
+  const std::string bytes = own.bytes();
+  manifest_hash_ = hash_text(std::as_bytes(std::span(bytes.data(), bytes.size())));
 void Trainer::meet_ranks() {
   if (replicas_.size() == 1) return;
   enter("manifest");
-  replicas_.expect_equal(manifest());
+  replicas_.expect_equal(own);
   enter("connect", dist::Waits::peers);
   communicator_ = options_.ranks.connect(stream_);
   step_ranks_.communicator = communicator_.get();
@@ -100,7 +104,9 @@ dist::Manifest Trainer::manifest() const {
   add("steps are captured", captures() && !stream_.device().is_cpu() ? "yes" : "no");
   add("rehearsed failures", options_.faults.text().empty() ? "none" : options_.faults.text());
   for (const std::string& expression : options_.freeze) add("freeze", expression);
-  for (const auto& [key, value] : flat_config(options_.config_json)) add(key, value);
+  for (const auto& [key, value] : flat_config(options_.config_json)) {
+    if (!is_local(key)) add(key, value);
+  }
   for (const data::Category& c : options_.train.coco->categories) add("class", concat(c.id, " ", c.name));
   add("training data", digest(*options_.train.coco));
   add("validation data", options_.val.coco ? digest(*options_.val.coco) : "none");
@@ -134,10 +140,11 @@ data::StepCounts Trainer::agree(std::int64_t epoch, std::int64_t step, const dat
   return sum;
 }
 
-void Trainer::check_replicas() {
-  if (replicas_.size() == 1) return;
+std::string Trainer::check_replicas() {
   enter("compare");
-  replicas_.expect_equal_hash(state_hash(*store_, *optimizer_), state_.step);
+  const std::string hash = state_hash(*store_, *optimizer_);
+  replicas_.expect_equal_hash(hash, state_.step);
+  return hash;
 }
 
 std::string Trainer::blame(const StepResult& result, const std::vector<std::int64_t>& image_ids) {

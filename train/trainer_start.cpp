@@ -1,6 +1,7 @@
 // Of the trainer: what happens before the first step.
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <regex>
 
 #include "runtime/error.h"
@@ -150,6 +151,7 @@ void Trainer::restore() {
   if (communicator_) replicas_.share(*communicator_, stream_, *store_, *optimizer_, shared);
   state_ = shared.state;
   warmup_steps_ = shared.warmup_steps;
+  more_steps_ = state_.step - state_.epoch * train_loader_->steps() - state_.epoch_step;
   optimizer_->set_ema_ramp(shared.ema_ramp);
 }
 
@@ -162,10 +164,12 @@ void Trainer::load_state() {
     if (ours != theirs) throw DataError(options_.resume.string(), ": was trained on other classes than ", options_.train.coco->file.string(), "; -t takes the weights alone");
     state_ = info.state;
     // The automatic lengths were fixed when the run began; a changed number of epochs must not bend them.
+    find_place(info);
     if (!config_.warmup_steps) warmup_steps_ = info.warmup_steps;
     if (!config_.ema_warmups) optimizer_->set_ema_ramp(info.ema_ramp);
     reporter_.note(concat("resumed   ", options_.resume.string(), " at step ", state_.step, ", epoch ", state_.epoch));
   } else if (!options_.tuning.empty()) {
+    tell_changes(info);
     const WeightsReport report = load_weights(options_.tuning, *store_, WeightsChoice::scored, options_.allow_partial);
     store_->reset_ema();
     reporter_.note(concat("weights   ", options_.tuning.string(), ": ", report.matched, "/", report.tensors, " tensors, ",
@@ -181,6 +185,33 @@ void Trainer::load_state() {
 }
 
 void Trainer::describe() {
+void Trainer::find_place(const CheckpointInfo& info) {
+  if (info.epoch_samples < 0) return;
+  const std::int64_t batch = config_.train.batch_size;
+  state_.epoch_step = std::min(info.epoch_samples / batch, train_loader_->steps());
+  const std::int64_t again = info.epoch_samples - state_.epoch_step * batch;
+  if (again > 0 && state_.epoch_step < train_loader_->steps())
+    reporter_.note(concat("resumed   with other batches: ", again, " of the ", info.epoch_samples, " pictures that epoch ", state_.epoch, " has seen come again"));
+}
+
+void Trainer::tell_changes(const CheckpointInfo& info) {
+  std::map<std::string, std::pair<std::string, std::string>> values;   // by key: then, now
+  for (const auto& [key, value] : flat_config(info.config)) values[key].first = value;
+  for (const auto& [key, value] : flat_config(options_.config_json)) values[key].second = value;
+  std::string changes;
+  const auto add = [&](const std::string& key, const std::string& then, const std::string& now) {
+    changes += concat(changes.empty() ? "" : "; ", key, ": ", then.empty() ? "none" : then, " -> ", now.empty() ? "none" : now);
+  };
+  if (info.ranks != replicas_.size()) add("ranks", concat(info.ranks), concat(replicas_.size()));
+  for (const auto& [path, value] : values) {
+    if (value.first == value.second || path.empty() || is_local(path)) continue;
+    std::string key = path.substr(1);
+    std::ranges::replace(key, '/', '.');
+    add(key, value.first, value.second);
+  }
+  if (!changes.empty()) reporter_.note("resumed   with other settings: " + changes);
+}
+
   std::int64_t frozen = 0, frozen_values = 0;
   for (const Parameter& p : model_->parameters().all()) {
     if (p.is_buffer() || p.trainable()) continue;

@@ -37,6 +37,10 @@ CheckpointInfo some_info(std::int64_t step = 17) {
   info.warmup_steps = 20;
   info.ema_ramp = 21.5;
   info.version = "1.2.3";
+  info.epoch_samples = 34;
+  info.ranks = 3;
+  info.manifest = "0123456789abcdef";
+  info.state_hash = "fedcba9876543210";
   info.scored = "model";
   return info;
 }
@@ -114,6 +118,10 @@ TEST_CASE("checkpoint: metadata goes out and in", "[cpu]") {
   CHECK(got.warmup_steps == 20);
   CHECK(got.ema_ramp == 21.5);
   CHECK(got.version == "1.2.3");
+  CHECK(got.epoch_samples == 34);
+  CHECK(got.ranks == 3);
+  CHECK(got.manifest == wanted.manifest);
+  CHECK(got.state_hash == wanted.state_hash);
   CHECK(got.scored == "model");
 }
 
@@ -250,6 +258,8 @@ TEST_CASE("checkpoint: counters that no run has are refused", "[cpu]") {
     for (const char* value : {"-1", "1.5", "9007199254740993", "18446744073709551615", "\"1\"", "null", "1e300"})
       refused(key, value, concat(key, " is ", nlohmann::json::parse(value).dump(), ", wanted a whole number from 0 to "));
   }
+  refused("epoch_samples", "-2", "epoch_samples is -2, wanted a whole number from -1 to ");
+  refused("ranks", "0", "ranks is 0, wanted a whole number from 1 to ");
   refused("best_epoch", "-2", "best_epoch is -2, wanted a whole number from -1 to ");
   refused("seed", "-1", "seed is -1");
   refused("best_ap", "1.5", "best_ap is 1.5, wanted a number from -2 to 1");

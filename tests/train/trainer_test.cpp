@@ -54,6 +54,8 @@ TEST_CASE("trainer: stopping and going on equals not stopping", "[cpu]") {
   CHECK(straight.epochs[1].raw_evaluation.has_value());
   CHECK(fs::exists(project.dir / "straight" / "best.safetensors"));
   CHECK(wanted.state.best_ap >= 0);
+  CHECK(read_checkpoint_info(project.last("straight")).state_hash == wanted.hash);
+  CHECK(read_checkpoint_info(project.dir / "straight" / "best.safetensors").state_hash.size() == 16);
   const std::string log = losses_of(project.dir / "straight");
   CHECK_FALSE(log.empty());
 
@@ -111,6 +113,42 @@ TEST_CASE("trainer: stopping and going on equals not stopping", "[cpu]") {
     Recorder second(project.dir / "limit");
     CHECK(run(project.config, project.options("limit", project.last("limit")), second).hash == wanted.hash);
     CHECK(losses_of(project.dir / "limit") == log);
+  }
+}
+
+TEST_CASE("trainer: a run that goes on with another batch takes up where the pictures were, and says what has changed", "[cpu]") {
+  struct Case {
+    std::int64_t batch, steps;   // of the run in all: two of three pictures each, then the rest of two epochs
+    std::string note;
+  };
+  for (const auto& [batch, steps, note] : {Case{2, 7, ""}, Case{4, 5, "resumed   with other batches: 2 of the 6 pictures that epoch 0 has seen come again"}}) {
+    Project project;
+    CAPTURE(batch);
+    RunOptions options = project.options("out");
+    options.config_json = R"({"optimizer": {"lr": 0.1}, "print_every": 50, "seed": 4})";
+    Recorder first(project.dir / "out");
+    first.stop_at_step = 2;
+    REQUIRE(run(project.config, options, first).end == RunEnd::stopped);
+    const CheckpointInfo info = read_checkpoint_info(project.last("out"));
+    CHECK(info.epoch_samples == 6);
+    CHECK(info.ranks == 1);
+    CHECK(info.manifest.size() == 16);
+
+    project.config.train.batch_size = batch;
+    options.resume = project.last("out");
+    options.config_json = R"({"optimizer": {"lr": 0.2}, "print_every": 7, "accum": 1})";
+    Recorder second(project.dir / "out");
+    const RunSummary summary = run(project.config, options, second);
+    CHECK(summary.end == RunEnd::finished);
+    CHECK(summary.state.step == steps);
+    CHECK(summary.state.epoch == 2);
+    CHECK(second.steps.front().epoch_step == 6 / batch + 1);
+    CHECK(contains(second.notes, "resumed   with other settings: accum: none -> 1; optimizer.lr: 0.1 -> 0.2; seed: 4 -> none"));
+    CHECK(contains(second.notes, "resumed   with other batches") == !note.empty());
+    CHECK(contains(second.notes, note));
+    Recorder again(project.dir / "out");
+    CHECK(run(project.config, options, again).end == RunEnd::already_finished);
+    CHECK_FALSE(contains(again.notes, "with other settings"));
   }
 }
 
