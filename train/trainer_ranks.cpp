@@ -38,22 +38,21 @@ void Trainer::check_faults() const {
 
 void Trainer::arm_step() {
   const Faults& faults = options_.faults;
-  const std::int64_t base = state_.step;   // a step's own count begins with the process
-  step_->faults.at = [&faults, base](const char* phase, std::int64_t step) { faults.at(phase, base + step); };
-  step_->faults.constant_loss = [&faults, base](std::int64_t step, std::int64_t) { return faults.constant_loss(base + step); };
-  step_->faults.drops = [&faults, base](std::int64_t step, std::int64_t, const std::string& name) {
-    const Faults::Predicate drop = faults.drop(base + step);
+  step_->faults.at = [&faults](const char* phase, std::int64_t step) { faults.at(phase, step); };
+  step_->faults.constant_loss = [&faults](std::int64_t step, std::int64_t) { return faults.constant_loss(step); };
+  step_->faults.drops = [&faults](std::int64_t step, std::int64_t, const std::string& name) {
+    const Faults::Predicate drop = faults.drop(step);
     return drop && drop(name);
   };
-  step_->faults.bad_values = [&faults, base](std::int64_t step) {
+  step_->faults.bad_values = [&faults](std::int64_t step) {
     std::vector<BadValue> values;
-    for (const Faults::SetValue& v : faults.set_values(base + step)) values.push_back({v.parameter, v.index, v.value});
+    for (const Faults::SetValue& v : faults.set_values(step)) values.push_back({v.parameter, v.index, v.value});
     return values;
   };
-  step_->faults.buckets = [&faults, base](std::int64_t step) {
+  step_->faults.buckets = [&faults](std::int64_t step) {
     dist::BucketerOptions::Fault fault;
-    if (const auto swap = faults.swapped_slots(base + step)) fault.swap_a = swap->a, fault.swap_b = swap->b;
-    if (const auto slot = faults.short_slot(base + step)) fault.shorten = *slot;
+    if (const auto swap = faults.swapped_slots(step)) fault.swap_a = swap->a, fault.swap_b = swap->b;
+    if (const auto slot = faults.short_slot(step)) fault.shorten = *slot;
     return fault;
   };
 }
@@ -70,10 +69,10 @@ void Trainer::flip_bits() {
   }
 }
 
+void Trainer::meet_ranks() {
   const dist::Manifest own = manifest();
   const std::string bytes = own.bytes();
   manifest_hash_ = hash_text(std::as_bytes(std::span(bytes.data(), bytes.size())));
-void Trainer::meet_ranks() {
   if (replicas_.size() == 1) return;
   enter("manifest");
   replicas_.expect_equal(own);

@@ -49,6 +49,7 @@ void Trainer::begin(std::int64_t reserve) {
   if (reserve > 0) step_->reserve(reserve);
   state_.seed = config_.seed;
   restore();
+  step_->count_from(state_.step);
   if (!options_.faults.text().empty()) arm_step();
   describe();
 }
@@ -150,8 +151,8 @@ void Trainer::restore() {
   CheckpointInfo shared = info();
   if (communicator_) replicas_.share(*communicator_, stream_, *store_, *optimizer_, shared);
   state_ = shared.state;
-  warmup_steps_ = shared.warmup_steps;
   more_steps_ = state_.step - state_.epoch * train_loader_->steps() - state_.epoch_step;
+  warmup_steps_ = shared.warmup_steps;
   optimizer_->set_ema_ramp(shared.ema_ramp);
 }
 
@@ -163,13 +164,14 @@ void Trainer::load_state() {
     for (const data::Category& c : info.classes) theirs.push_back(concat(c.id, " ", c.name));
     if (ours != theirs) throw DataError(options_.resume.string(), ": was trained on other classes than ", options_.train.coco->file.string(), "; -t takes the weights alone");
     state_ = info.state;
+    state_.seed = config_.seed;   // of the draws from here on
     // The automatic lengths were fixed when the run began; a changed number of epochs must not bend them.
-    find_place(info);
     if (!config_.warmup_steps) warmup_steps_ = info.warmup_steps;
     if (!config_.ema_warmups) optimizer_->set_ema_ramp(info.ema_ramp);
     reporter_.note(concat("resumed   ", options_.resume.string(), " at step ", state_.step, ", epoch ", state_.epoch));
-  } else if (!options_.tuning.empty()) {
+    find_place(info);
     tell_changes(info);
+  } else if (!options_.tuning.empty()) {
     const WeightsReport report = load_weights(options_.tuning, *store_, WeightsChoice::scored, options_.allow_partial);
     store_->reset_ema();
     reporter_.note(concat("weights   ", options_.tuning.string(), ": ", report.matched, "/", report.tensors, " tensors, ",
@@ -184,7 +186,6 @@ void Trainer::load_state() {
   }
 }
 
-void Trainer::describe() {
 void Trainer::find_place(const CheckpointInfo& info) {
   if (info.epoch_samples < 0) return;
   const std::int64_t batch = config_.train.batch_size;
@@ -212,6 +213,7 @@ void Trainer::tell_changes(const CheckpointInfo& info) {
   if (!changes.empty()) reporter_.note("resumed   with other settings: " + changes);
 }
 
+void Trainer::describe() {
   std::int64_t frozen = 0, frozen_values = 0;
   for (const Parameter& p : model_->parameters().all()) {
     if (p.is_buffer() || p.trainable()) continue;
@@ -223,6 +225,11 @@ void Trainer::tell_changes(const CheckpointInfo& info) {
   const std::vector<std::int64_t>& sizes = optimizer_->group_sizes();
   for (std::size_t g = 0; g + 1 < sizes.size(); ++g) {
     if (sizes[g] == 0) warn(concat("optimizer.params.", g, " matches no trainable parameter: '", config_.optimizer.groups[g].params, "'"));
+  }
+  if (options_.ranks.settings.size() > 1) {
+    std::string text;
+    for (const auto& [name, value] : options_.ranks.settings) text += concat(text.empty() ? "" : "; ", name, " ", value);
+    note("comm      " + text);
   }
   const std::int64_t most = most_boxes();
   const models::DecoderConfig& d = config_.model.decoder;

@@ -273,6 +273,8 @@ std::vector<std::pair<std::string, std::string>> set_nccl_environment() {
     static_cast<void>(::setenv(name, value, 0));
     set.emplace_back(name, std::getenv(name));
   }
+  int version = 0;
+  if (ncclGetVersion(&version) == ncclSuccess) set.emplace_back("NCCL version", concat(version / 10000, ".", version / 100 % 100, ".", version % 100));
   return set;
 }
 

@@ -168,10 +168,12 @@ TEST_CASE("trainer on ranks: ranks that are not of one run stop before the first
   const Runs local = run_on(project, 2, "local", {}, [&](int rank, RunConfig& config, RunOptions& options, Recorder&) {
     config.train.batch_size = 4;
     if (rank == 1) config.train.num_workers = 2;
+    options.ranks.settings = {{"engine", "gloo"}, {"speed", "any"}};
     options.config_json = rank == 0 ? R"({"print_every": 50, "train_dataloader": {"num_workers": 1, "dataset": {"img_folder": "a"}}})"
                                     : R"({"print_every": 7, "train_dataloader": {"num_workers": 2, "dataset": {"img_folder": "b"}}})";
   });
   for (const std::string& thrown : local.thrown) CHECK(thrown == "");
+  CHECK(std::ranges::count(local.recorders[0]->notes, "comm      engine gloo; speed any") == 1);
   expect("rank 1: engine is x, rank 0 has gloo", [](RunConfig&, RunOptions& options) { options.ranks.settings = {{"engine", "x"}}; });
 }
 
