@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "runtime/build.h"
 #include "runtime/error.h"
 #include "train/trainer.h"
 
@@ -90,6 +91,7 @@ dist::Manifest Trainer::manifest() const {
     manifest.add(name, concat(value, differs ? ", changed by DETRTRAIN_FAULT" : ""));
   };
   add("version", options_.version);
+  add("binary", build_id());   // the commit in the version is that of the last configuration
   add("ranks", replicas_.size());
   for (const auto& [name, value] : options_.ranks.settings) add(name, value);
   add("device", stream_.device().is_cpu() ? "cpu" : "cuda");

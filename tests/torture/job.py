@@ -196,14 +196,14 @@ class Trial:
         folder.mkdir(parents=True)
 
     def start(self, words: Iterable[str], fault: str = "", variables: Mapping[str, str] | None = None, wrapper: Iterable[str] = (),
-              files: tuple[int, int] | None = None) -> Job:
+              files: tuple[int, int] | None = None, binary: Path | None = None) -> Job:
         """The binary with the arguments."""
         settings = dict(variables or {})
         if fault:
             settings["DETRTRAIN_FAULT"] = fault
         number = len(self.jobs)
         mark = f"{os.getpid()}-{self.name}-{self.number}-{number}"
-        job = Job([str(self.binary), *words], self.folder / f"job{number}", mark, settings, wrapper, files, HANG_S + self.slack_s)
+        job = Job([str(binary or self.binary), *words], self.folder / f"job{number}", mark, settings, wrapper, files, HANG_S + self.slack_s)
         self.jobs.append(job)
         return job
 
@@ -224,11 +224,12 @@ class Trial:
               wrapper: Iterable[str] = (), files: tuple[int, int] | None = None) -> Job:
         return self.start(self.words(ranks, output, data, batch, more), fault, None, wrapper, files)
 
-    def rank_by_hand(self, rank: int, size: int, port: int, more: Iterable[str] = (), fault: str = "", data: Path | None = None) -> Job:
+    def rank_by_hand(self, rank: int, size: int, port: int, more: Iterable[str] = (), fault: str = "", data: Path | None = None,
+                     binary: Path | None = None) -> Job:
         """A rank as torchrun would start it."""
         place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": self.name}
-        return self.start(self.words(0, "run", data, size, more), fault, place)
+        return self.start(self.words(0, "run", data, size, more), fault, place, binary=binary)
 
     def pause(self, longest_s: float) -> None:
         time.sleep(self.random.uniform(0, longest_s))

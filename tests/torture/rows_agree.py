@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+from pathlib import Path
 
 from job import Job, Trial, expect, free_port
 from registry import row
@@ -73,8 +74,20 @@ def stranger(t: Trial) -> None:
 SETTINGS = [(["--lr", "0.002"], "lr"), (["--seed", "5"], "seed"), (["-u", "clip_max_norm=0.2"], "clip_max_norm"),
             (["--epochs", "7"], "steps of the run"), (["--imgsz", "128"], "size"),
             (["-u", "use_ema=false"], "use_ema"), (["--check-replicas", "5"], "check replicas"), (["--save-every", "7s"], "save every"),
-            (["--accum", "2", "--batch-size", "4"], ""),
+            (["--accum", "2", "--batch-size", "4"], ""), (["another binary"], "binary"),
             (["--freeze", "backbone.conv1"], ""), (["-u", "HybridEncoder.hidden_dim=32"], ""), (["--max-steps", "9"], "steps of the run")]
+
+
+def another_binary(t: Trial) -> Path:
+    """A copy that differs in the linker's identity alone."""
+    content = bytearray(t.binary.read_bytes())
+    note = content.find(bytes.fromhex("040000001400000003000000") + b"GNU\0")   # name of 4, content of 20, NT_GNU_BUILD_ID
+    expect(note >= 0, "the binary has no identity")
+    content[note + 16] ^= 1
+    copy = t.folder / "another"
+    copy.write_bytes(content)
+    copy.chmod(0o755)
+    return copy
 
 
 @row(18, "another setting on one rank", "s to the end")
@@ -82,7 +95,7 @@ def other_setting(t: Trial) -> float:
     setting, word = SETTINGS[t.number % len(SETTINGS)]
     port = free_port()
     first = t.rank_by_hand(0, 2, port)
-    second = t.rank_by_hand(1, 2, port, setting)
+    second = t.rank_by_hand(1, 2, port, binary=another_binary(t)) if word == "binary" else t.rank_by_hand(1, 2, port, setting)
     begin = second.started
     first.expect_failure(6, rf"rank \d: .*{word}.*rank [01]")
     second.expect_end(6)
@@ -90,7 +103,7 @@ def other_setting(t: Trial) -> float:
     return t.expect_within(max(first.ended, second.ended) - begin, 5.0)   # start-up is in it
 
 
-FIELDS = ["/train_dataloader/total_batch_size", "/accum", "training data", "/seed", "version", "ranks", "engine", "device", "compute dtype",
+FIELDS = ["/train_dataloader/total_batch_size", "/accum", "training data", "/seed", "version", "binary", "ranks", "engine", "device", "compute dtype",
           "steps of an epoch", "steps of the run", "warm-up", "overfit", "save every", "check replicas every", "class", "validation data", "collectives",
           "/optimizer/lr", "/HybridEncoder/hidden_dim"]
 
