@@ -169,8 +169,10 @@ void Step::enqueue(Program& program) {
     if (options_.ranks.control != nullptr) options_.ranks.control->tick();   // a long pass is no stall
     if (after_part) after_part(pass + op);
   };
-  ctx.after_op = [&](const std::string& op) { after("forward ", op); };
-  tape_.observer = [&](const std::string& op, const Tensor&) { after("backward ", op); };
+  if (options_.ranks.control != nullptr || after_part) {
+    ctx.after_op = [&](const std::string& op) { after("forward ", op); };
+    tape_.observer = [&](const std::string& op, const Tensor&) { after("backward ", op); };
+  }
   mark("start");
   const auto step = static_cast<std::int64_t>(started_);
   collectives_.begin(step, program.key.micro_batch);
