@@ -169,6 +169,7 @@ TEST_CASE("step on CUDA: a stop and a resume change no bit", "[gpu]") {
     run(stopped, 0, 3);
     train::CheckpointInfo info;
     info.config = "{}";
+    info.state.step = 3;
     info.ema_updates = stopped.optimizer.ema_updates();
     train::save_checkpoint(dir / "a.safetensors", stopped.store, stopped.optimizer, info);
     CHECK(train::load_checkpoint(dir / "a.safetensors", resumed.store, resumed.optimizer).ema_updates == 3);
