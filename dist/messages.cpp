@@ -88,7 +88,7 @@ std::string own_host() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
 }
 
-Milliseconds beat_interval(Milliseconds timeout) { return std::clamp(timeout / 4, Milliseconds(1), Milliseconds(1000)); }
+Milliseconds beat_interval(Milliseconds timeout) { return std::clamp(timeout / 4, Milliseconds(1), Milliseconds(250)); }
 
 std::string bytes_of(const Greeting& greeting) {
   return Writer()

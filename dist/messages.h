@@ -19,7 +19,7 @@ constexpr std::size_t kMaxRequest = kMaxPart + kMaxPhase + 64;   ///< the longes
 
 /// The name of this host, as greetings have it.
 std::string own_host();
-/// Milliseconds between two beats.
+/// Milliseconds between two beats: a stall is seen up to one later than T, and T + 2 s has to hold the end of the processes as well.
 Milliseconds beat_interval(Milliseconds timeout);
 
 /// The first message of a rank, or of the launcher of ranks on another host than the hub's.

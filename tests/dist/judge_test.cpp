@@ -215,7 +215,7 @@ TEST_CASE("judge: one that falls silent while it waits is stalled too, when othe
   }
   REQUIRE(c.judge.failure());
   CHECK(c.judge.failure()->text == "rank 1: no sign of life for 3.0 s while others wait; step 417, backward");
-  CHECK(c.decided == 4750);   // T and a beat of 750 ms after its last one
+  CHECK(c.decided == 4250);   // T and a beat of 250 ms after its last one
 }
 
 TEST_CASE("judge: where GPU queues are full behind a rank that does not come, that one is named", "[cpu]") {
@@ -269,7 +269,7 @@ TEST_CASE("judge: peers that gave up wait for the stall that they gave up on", "
     c.decided = ms;
   }
   CHECK(c.judge.failure()->rank == 2);
-  CHECK(c.decided == 5750);
+  CHECK(c.decided == 5250);
 }
 
 TEST_CASE("judge: those that never come are all named, at R", "[cpu]") {
