@@ -277,6 +277,7 @@ Control::~Control() {
   }
   state_->wake.signal();
   if (state_->thread.joinable()) state_->thread.join();
+  if (state_->left) state_->socket.finish(kLastWord);
 }
 
 int Control::rank() const { return state_->options.rank; }

@@ -57,6 +57,7 @@ struct Hub::State {
   void exchange(int rank, Request request);
   void bad(Connection& connection, const std::string& how);
   void drop(Connection& connection, const std::string& how);
+  void send(Connection& connection);
   void accept();
   void tell_stop();
   void decide();
@@ -112,6 +113,13 @@ void Hub::State::read(Connection& connection, int frames) {
       case FrameReader::State::whole: take(connection, connection.reader.take());
     }
   }
+}
+
+/// Sends what waits. One that has gone may have said goodbye, or what is wrong, before it went.
+void Hub::State::send(Connection& connection) {
+  if (!connection.socket.open() || connection.out.flush(connection.socket)) return;
+  read(connection, std::numeric_limits<int>::max());
+  if (connection.socket.open()) drop(connection, "lost: its connection closed");
 }
 
 void Hub::State::greet(Connection& connection, const Frame& frame) {
@@ -325,7 +333,7 @@ void Hub::State::serve() {
         tell_stop();
       }
       for (Connection& c : connections) {
-        if (c.socket.open() && !c.out.flush(c.socket)) drop(c, "lost: its connection closed");
+        send(c);
         if (c.socket.open() && c.closing && c.out.empty()) c.socket = Socket();
       }
       std::erase_if(connections, [](const Connection& c) { return !c.socket.open(); });

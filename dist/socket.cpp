@@ -115,6 +115,17 @@ void Socket::expect_signs(Milliseconds timeout) const noexcept {
   }
 }
 
+void Socket::finish(Milliseconds limit) const noexcept {
+  const Clock::time_point deadline = Clock::now() + limit;
+  static_cast<void>(::shutdown(descriptor_, SHUT_WR));
+  std::array<char, 4096> unread;
+  pollfd wanted{descriptor_, POLLIN, 0};
+  while (Clock::now() < deadline && ::poll(&wanted, 1, poll_time(deadline)) != 0) {
+    const ssize_t count = ::recv(descriptor_, unread.data(), unread.size(), 0);
+    if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN)) return;
+  }
+}
+
 std::string Socket::own_address() const { return address_text(descriptor_, ::getsockname); }
 std::string Socket::peer_address() const { return address_text(descriptor_, ::getpeername); }
 

@@ -29,6 +29,9 @@ class Socket {
   /// A TCP connection whose peer or network is gone without a word is reported as closed after this time, by the kernel's probes. A process that is
   /// stopped answers them. Without effect on other sockets.
   void expect_signs(Milliseconds timeout) const noexcept;
+  /// Says that nothing more comes, and waits for the other end to close. A TCP connection that is closed with bytes unread, such as a message that came
+  /// too late to matter, is reset, and what was sent on it last may never arrive.
+  void finish(Milliseconds limit) const noexcept;
   /// The addresses of this end and of the other end, as numbers ("10.0.0.7", "fe80::1%eth0"); empty where the socket is none of IP.
   std::string own_address() const;
   std::string peer_address() const;

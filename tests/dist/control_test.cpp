@@ -1,6 +1,8 @@
 // The ranks' side of the control connections: exchanges on two lines, waits that end, stop wishes, and who is let in.
 #include "dist/control.h"
 
+#include <poll.h>
+
 #include <atomic>
 #include <thread>
 
@@ -242,6 +244,35 @@ TEST_CASE("control: a silent hub ends a wait all the same", "[cpu]") {
   hub.join();
   expect_throws<CommError>([&] { control->all_gather("", "manifest", after(100)); }, "rank 0: manifest: no word of the hub in time");
   expect_throws<CommError>([&] { control->all_gather("", "more", after(100)); }, "rank 0: manifest: no word of the hub in time");
+}
+
+TEST_CASE("control: one that has left ends when the hub has read its goodbye, or soon where it does not", "[cpu]") {
+  for (const bool reads : {true, false}) {
+    auto [own, other] = socket_pair();
+    Outbox out;
+    out.push(encode({Frame::Kind::welcome, {}}));
+    REQUIRE(out.flush(other));
+    auto control = Control::over(std::move(own), {0, 2, "t", Milliseconds(20000), Milliseconds(20000), {}});
+    control->leave();
+    std::atomic<bool> said_goodbye{false};
+    std::thread hub([&, &other = other] {
+      if (!reads) return;
+      std::this_thread::sleep_for(Milliseconds(50));
+      FrameReader reader(1 << 20);
+      Frame last;
+      pollfd wanted{other.descriptor(), POLLIN, 0};
+      for (FrameReader::State state = reader.pump(other); state != FrameReader::State::closed && ::poll(&wanted, 1, 20000) == 1; state = reader.pump(other)) {
+        if (state == FrameReader::State::whole) last = reader.take();
+      }
+      said_goodbye = last.kind == Frame::Kind::bye;
+      const Socket closed = std::move(other);
+    });
+    const Clock::time_point start = Clock::now();
+    control.reset();
+    CHECK(said_goodbye == reads);
+    CHECK(Clock::now() - start < Milliseconds(5000));
+    hub.join();
+  }
 }
 
 }  // namespace

@@ -44,6 +44,53 @@ TEST_CASE("hub: all leave, and it is done", "[cpu]") {
   for (int r = 0; r < 3; ++r) CHECK(job.aborts(r).empty());
 }
 
+TEST_CASE("hub: a goodbye counts, also where the hub has something to tell before it has read it", "[cpu]") {
+  for (const bool tcp : {false, true}) {
+    INFO("over TCP: " << tcp);
+    std::atomic<bool> held{false}, go_on{false};
+    Listener listener;
+    const int port = listener.port();
+    Hub hub({2, "token", Milliseconds(20000), Milliseconds(20000), [&](const std::string&) {   // keeps the hub's thread
+      held = true;
+      for (int i = 0; i < 20000 && !go_on; ++i) std::this_thread::sleep_for(Milliseconds(1));
+    }});
+    hub.listen(std::move(listener));
+    const auto send = [](const Socket& socket, const std::string& bytes) {
+      REQUIRE(::send(socket.descriptor(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+    };
+    std::vector<Socket> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      if (tcp) {
+        ranks.push_back(connect_to("127.0.0.1", port, after(5000)));
+      } else {
+        auto [theirs, ours] = socket_pair();
+        hub.attach(rank, std::move(ours));
+        ranks.push_back(std::move(theirs));
+      }
+      send(ranks.back(), encode({Frame::Kind::hello, bytes_of(Greeting{rank, 2, 1, "token", "host"})}));
+    }
+    const auto here = [&] { return hub.ranks()[0].here && hub.ranks()[1].here; };
+    for (int i = 0; i < 1000 && !here(); ++i) std::this_thread::sleep_for(Milliseconds(5));
+    REQUIRE(here());
+    const Socket stranger = connect_to("127.0.0.1", port, after(5000));
+    send(stranger, encode({Frame::Kind::hello, "worth a warning"}));
+    while (!held) std::this_thread::sleep_for(Milliseconds(1));
+    for (const Socket& rank : ranks) {
+      for (int i = 0; i < 100; ++i) send(rank, encode({Frame::Kind::beat, bytes_of(Beat{})}));   // more than the hub reads before the others have their turn
+      send(rank, encode({Frame::Kind::bye, {}}));
+      rank.finish(Milliseconds(50));
+    }
+    ranks.clear();
+    hub.stop();   // to be told to ranks that are gone
+    go_on = true;
+    for (int i = 0; i < 1000 && !hub.done() && !hub.failure(); ++i) std::this_thread::sleep_for(Milliseconds(5));
+    for (int rank = 0; rank < 2; ++rank) hub.child_ended(rank, 75 << 8);
+    std::this_thread::sleep_for(Milliseconds(300));
+    CHECK(hub.done());
+    CHECK((hub.failure() ? hub.failure()->text : "") == "");
+  }
+}
+
 TEST_CASE("hub: it knows who is where", "[cpu]") {
   Job job(2, Milliseconds(400));   // a beat each 100 ms
   job.rank(1).enter("a phase with a name that is longer than the sixty-three bytes that count", 417);
