@@ -74,7 +74,7 @@ class RankReporter final : public train::Reporter {
 };
 
 /// `tells`: warns of checkpoints that cannot be used.
-fs::path resume_file(const TrainFlags& flags, bool tells) {
+fs::path resume_file(const TrainFlags& flags, bool tells, const Moved& moved = {}) {
   if (flags.resume.empty()) return {};
   if (flags.resume != "auto") {
     if (fs::path(flags.resume).extension() == ".pth") throw StorageError(flags.resume, ": a .pth is not read; -r takes a checkpoint that train has written");
@@ -83,7 +83,7 @@ fs::path resume_file(const TrainFlags& flags, bool tells) {
   }
   if (flags.output_dir.empty()) throw ConfigError("-r auto needs --output-dir");
   std::vector<std::string> skipped;
-  const fs::path found = train::newest_checkpoint(flags.output_dir, skipped);
+  const fs::path found = train::newest_checkpoint(flags.output_dir, skipped, moved);
   for (const std::string& line : skipped) {
     if (tells) std::cerr << "warning: skipped " << escaped(line) << '\n';
   }
@@ -153,6 +153,14 @@ void check_flags(const TrainFlags& flags) {
   }
 }
 
+/// This process's place among the ranks of its run.
+struct Place {
+  World world;
+  CommonOptions common;
+  Faults faults;
+  std::shared_ptr<dist::Control> control;   ///< null where there is one rank
+};
+
 /// What a run begins with, from flags and files.
 struct Start {
   FileHandle lock;   ///< of the output folder, where it was locked for this
@@ -187,15 +195,16 @@ train::CommConfig read_comm_of_rank(const TrainFlags& flags, const CommonOptions
   }
 }
 
-Start read_start(const TrainFlags& flags, const CommonOptions& common, bool root) {
+Start read_start(const TrainFlags& flags, const Place& place, bool root) {
   for (const std::string& weights : {flags.tuning, flags.backbone}) {
     if (!weights.empty() && !fs::exists(weights)) throw StorageError(weights, ": no such file");
   }
   Start start;
   // Locked before it is looked at: another run may be replacing the files in it.
   if (root && flags.resume == "auto" && fs::is_directory(flags.output_dir)) start.lock = lock_folder(flags.output_dir);
-  start.resume = resume_file(flags, root);
-  start.config = read_config(flags, common, start.resume);
+  const auto& control = place.control;
+  start.resume = resume_file(flags, root, control ? [&] { control->tick(); } : Moved());
+  start.config = read_config(flags, place.common, start.resume);
   start.run = start.config.resolve();
   if (!start.run.backbone_weights.empty() && !fs::exists(start.run.backbone_weights)) throw StorageError("PResNet.pretrained: ", start.run.backbone_weights, ": no such file");
   return start;
@@ -224,14 +233,6 @@ train::RunOptions run_options(const TrainFlags& flags, const Start& start, const
   options.cache_bytes = std::size_t{1} << 29;
   return options;
 }
-
-/// This process's place among the ranks of its run.
-struct Place {
-  World world;
-  CommonOptions common;
-  Faults faults;
-  std::shared_ptr<dist::Control> control;   ///< null where there is one rank
-};
 
 /// `described`: out, engine and addresses of several ranks.
 train::RunRanks ranks_of(const TrainFlags& flags, const Place& place, const train::CommConfig& comm, const Stream& stream, std::string& described) {
@@ -264,7 +265,7 @@ int code_of_end(const train::RunSummary& summary) {
 
 /// A rank that neither writes nor reports: rank 0 does.
 Outcome run_silently(const TrainFlags& flags, const Place& place) {
-  const Start start = read_start(flags, place.common, false);
+  const Start start = read_start(flags, place, false);
   const Stream stream = open_stream(place.common, place.faults.failing_allocation());
   train::RunOptions options = run_options(flags, start, stream, [](const std::string&) {});
   std::string described;
@@ -283,7 +284,7 @@ Outcome run_silently(const TrainFlags& flags, const Place& place) {
 Outcome run_train(const TrainFlags& flags, const Place& place) {
   const CommonOptions& common = place.common;
   const Stream stream = open_stream(common, place.faults.failing_allocation());
-  Start start = read_start(flags, common, true);
+  Start start = read_start(flags, place, true);
   const train::RunConfig& run = start.run;
   std::vector<std::string> data_lines;
   const Tell tell = [&, on_stderr = tell_stderr(common.quiet)](const std::string& line) {

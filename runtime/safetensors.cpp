@@ -24,6 +24,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxHeader = 16 << 20;
+constexpr std::int64_t kSyncEvery = 64 << 20;
 constexpr std::size_t kMaxTensors = 100'000, kMaxName = 512;
 
 struct FileType {
@@ -143,7 +144,7 @@ std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed) {
   return hash;
 }
 
-void write_safetensors(const fs::path& file, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata, const fs::path& previous) {
+void write_safetensors(const fs::path& file, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata, const fs::path& previous, const Moved& moved) {
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& t : tensors) order.push_back(&t);
   std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
@@ -171,14 +172,24 @@ void write_safetensors(const fs::path& file, std::span<const NamedTensor> tensor
   const std::size_t total = 8 + text.size() + static_cast<std::size_t>(end);
   replace_file(file, total, previous, [&](int descriptor) {
     if (::lseek(descriptor, static_cast<off_t>(8 + text.size()), SEEK_SET) < 0) throw StorageError(file.string(), ": cannot seek: ", std::strerror(errno));
-    for (const NamedTensor* t : order) write_all(descriptor, {static_cast<const std::byte*>(t->tensor.raw()), static_cast<std::size_t>(t->tensor.bytes())}, file);
+    std::int64_t unsynced = 0;
+    for (const NamedTensor* t : order) {
+      write_all(descriptor, {static_cast<const std::byte*>(t->tensor.raw()), static_cast<std::size_t>(t->tensor.bytes())}, file);
+      if (!moved) continue;
+      unsynced += t->tensor.bytes();
+      if (unsynced >= kSyncEvery) {
+        if (::fdatasync(descriptor) != 0) throw StorageError(file.string(), ": cannot be synced: ", std::strerror(errno));
+        unsynced = 0;
+      }
+      moved();
+    }
     if (::lseek(descriptor, 0, SEEK_SET) < 0) throw StorageError(file.string(), ": cannot seek: ", std::strerror(errno));
     write_all(descriptor, std::as_bytes(std::span(&size, 1)), file);
     write_all(descriptor, bytes_of(text), file);
   });
 }
 
-SafetensorsFile::SafetensorsFile(const fs::path& file) : file_(file) {
+SafetensorsFile::SafetensorsFile(const fs::path& file, Moved moved) : file_(file), moved_(std::move(moved)) {
   const auto refuse = [&](auto... parts) { throw StorageError(file.string(), ": ", parts...); };
   handle_ = FileHandle(::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (handle_.get() < 0) refuse("cannot be opened: ", std::strerror(errno));
@@ -273,6 +284,7 @@ Tensor SafetensorsFile::read(const std::string& name) const {
     read_all(handle_.get(), bytes, static_cast<std::size_t>(data_start_ + entry.begin), file_);
     const auto wanted = metadata_.find("hash." + name);
     if (wanted != metadata_.end() && wanted->second != hex(hash_bytes(bytes))) throw StorageError(file_.string(), ": tensor ", name, " is damaged: its hash does not fit");
+    if (moved_) moved_();
     return into;
   };
   if (entry.dtype == "F32") return load(host_zeros(entry.shape, DType::f32));

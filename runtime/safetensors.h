@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -17,12 +18,16 @@ struct NamedTensor {
   Tensor tensor;
 };
 
+/// Called after each tensor that a file gives or takes: whoever waits for it can tell a slow disk from one that hangs.
+using Moved = std::function<void()>;
+
 /// Writes a safetensors file by replace_file: at every instant the old file or the complete new one exists; an old one is kept under
 /// `previous` where that is not empty. Tensors lie by falling element size, then name; the header is padded with spaces to 8 bytes
 /// and written after the data, so that a torn file has none. The metadata gets a hash of each tensor ("hash.<name>") and one of the
-/// rest of the metadata ("hash"). Throws StorageError with path and reason; then the old file is intact.
+/// rest of the metadata ("hash"). With `moved` the data is synced on its way, and not all at the end. Throws StorageError with path and
+/// reason; then the old file is intact.
 void write_safetensors(const std::filesystem::path& file, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata,
-                       const std::filesystem::path& previous = {});
+                       const std::filesystem::path& previous = {}, const Moved& moved = {});
 
 /// A safetensors file opened for reading: its header is checked completely before anything is allocated.
 class SafetensorsFile {
@@ -30,7 +35,7 @@ class SafetensorsFile {
   /// Throws StorageError with path and reason: not there, header larger than the file or 16 MiB, bad JSON, duplicate names, over 100,000
   /// tensors, a name of over 512 bytes, unknown dtype, offsets that overlap, leave a hole or do not end at the file's end, sizes that
   /// overflow, hashes of some tensors or of the metadata without the rest of them.
-  explicit SafetensorsFile(const std::filesystem::path& file);
+  explicit SafetensorsFile(const std::filesystem::path& file, Moved moved = {});
 
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   std::vector<std::string> names() const;
@@ -52,6 +57,7 @@ class SafetensorsFile {
   };
 
   std::filesystem::path file_;
+  Moved moved_;
   FileHandle handle_;   // kept open: where the file is replaced meanwhile, the old one is read to the end
   std::int64_t data_start_ = 0;
   std::map<std::string, Entry> entries_;

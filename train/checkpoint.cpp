@@ -155,7 +155,7 @@ CheckpointInfo info_from_text(const std::string& text) {
   }
 }
 
-void save_checkpoint(const fs::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info) {
+void save_checkpoint(const fs::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info, const Moved& moved) {
   std::vector<NamedTensor> tensors;
   append_weights(tensors, store);
   const Tensor exp_avg = store.on_host(store.exp_avg()), exp_avg_sq = store.on_host(store.exp_avg_sq()), steps = optimizer.steps();
@@ -165,19 +165,19 @@ void save_checkpoint(const fs::path& file, ParameterStore& store, Optimizer& opt
     tensors.push_back({"optim.exp_avg_sq." + p.name(), to_reference(store.slice(exp_avg_sq, p))});
     tensors.push_back({"optim.step." + p.name(), steps.view(static_cast<std::int64_t>(i), Shape{})});
   }
-  write_safetensors(file, tensors, metadata_of(info), previous_of(file));
+  write_safetensors(file, tensors, metadata_of(info), previous_of(file), moved);
 }
 
-void save_weights(const fs::path& file, ParameterStore& store, const CheckpointInfo& info) {
+void save_weights(const fs::path& file, ParameterStore& store, const CheckpointInfo& info, const Moved& moved) {
   std::vector<NamedTensor> tensors;
   append_weights(tensors, store);
-  write_safetensors(file, tensors, metadata_of(info));
+  write_safetensors(file, tensors, metadata_of(info), {}, moved);
 }
 
 CheckpointInfo read_checkpoint_info(const fs::path& file) { return info_of(SafetensorsFile(file).metadata(), file); }
 
-CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Optimizer& optimizer) {
-  const SafetensorsFile file(path);
+CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Optimizer& optimizer, const Moved& moved) {
+  const SafetensorsFile file(path, moved);
   const CheckpointInfo info = info_of(file.metadata(), path);
   const auto load = [&](const std::string& name, const Tensor& into) {
     if (!file.contains(name)) {
@@ -221,8 +221,8 @@ CheckpointInfo load_checkpoint(const fs::path& path, ParameterStore& store, Opti
   return info;
 }
 
-WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsChoice choice, bool allow_partial) {
-  const SafetensorsFile file(path);
+WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsChoice choice, bool allow_partial, const Moved& moved) {
+  const SafetensorsFile file(path, moved);
   const auto scored = file.metadata().find("scored");
   const bool ema = choice == WeightsChoice::ema || (choice == WeightsChoice::scored && scored != file.metadata().end() && scored->second == "ema");
   const std::vector<std::string> names = file.names();
@@ -262,8 +262,8 @@ WeightsReport load_weights(const fs::path& path, ParameterStore& store, WeightsC
   return report;
 }
 
-WeightsReport load_backbone(const fs::path& path, ParameterStore& store) {
-  const SafetensorsFile file(path);
+WeightsReport load_backbone(const fs::path& path, ParameterStore& store, const Moved& moved) {
+  const SafetensorsFile file(path, moved);
   WeightsReport report;
   const Tensor weights = store.on_host(store.weights());
   for (const Parameter& p : store.list().all()) {
@@ -285,7 +285,7 @@ WeightsReport load_backbone(const fs::path& path, ParameterStore& store) {
   return report;
 }
 
-fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& skipped) {
+fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& skipped, const Moved& moved) {
   fs::path best;
   std::int64_t best_step = -1;
   std::error_code error;
@@ -294,7 +294,7 @@ fs::path newest_checkpoint(const fs::path& folder, std::vector<std::string>& ski
     const bool candidate = name == "last.safetensors" || name == "last.safetensors.previous" || (name.starts_with("checkpoint") && name.ends_with(".safetensors"));
     if (!candidate) continue;
     try {
-      const SafetensorsFile file(entry.path());
+      const SafetensorsFile file(entry.path(), moved);
       const CheckpointInfo info = info_of(file.metadata(), entry.path());
       if (info.state.step <= best_step) continue;
       file.verify();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/coco.h"
+#include "runtime/safetensors.h"
 #include "train/optimizer.h"
 #include "train/records.h"
 #include "train/store.h"
@@ -53,17 +54,17 @@ CheckpointInfo info_from_text(const std::string& text);
 
 /// Writes the complete state: model.<name>, ema.<name>, optim.exp_avg.<name>, optim.exp_avg_sq.<name>, optim.step.<name>, names,
 /// order and shapes as in the reference (convolution weights OIHW). Atomic: see write_safetensors. Throws StorageError.
-void save_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info);
+void save_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer, const CheckpointInfo& info, const Moved& moved = {});
 
 /// Weights alone (best.safetensors): model.<name> and ema.<name> with the same metadata.
-void save_weights(const std::filesystem::path& file, ParameterStore& store, const CheckpointInfo& info);
+void save_weights(const std::filesystem::path& file, ParameterStore& store, const CheckpointInfo& info, const Moved& moved = {});
 
 /// Reads the metadata. Throws StorageError if the file is no checkpoint of ours, or a number in it is none that a run can have.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& file);
 
 /// Restores everything that save_checkpoint wrote. Throws StorageError naming the first tensor that is missing, does not fit or has a
 /// value that is not finite, or a state that is not complete (a weights-only file: it says -t).
-CheckpointInfo load_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer);
+CheckpointInfo load_checkpoint(const std::filesystem::path& file, ParameterStore& store, Optimizer& optimizer, const Moved& moved = {});
 
 /// How much of a model a weights file covered.
 struct WeightsReport {
@@ -78,15 +79,15 @@ enum class WeightsChoice { scored, ema, model };
 /// Loads weights by name where the shape fits: from our checkpoints (as `choice` says) or a plain safetensors file with the
 /// reference's names. The rest keeps its values. Throws StorageError if the file cannot be read or, unless `allow_partial`, if it
 /// covers under 95 % of the values; class-dependent heads do not count.
-WeightsReport load_weights(const std::filesystem::path& file, ParameterStore& store, WeightsChoice choice, bool allow_partial);
+WeightsReport load_weights(const std::filesystem::path& file, ParameterStore& store, WeightsChoice choice, bool allow_partial, const Moved& moved = {});
 
 /// Loads the backbone alone: names with or without "backbone.", or those of a checkpoint of ours. Throws StorageError if a tensor of
 /// the backbone is missing or has another shape.
-WeightsReport load_backbone(const std::filesystem::path& file, ParameterStore& store);
+WeightsReport load_backbone(const std::filesystem::path& file, ParameterStore& store, const Moved& moved = {});
 
 /// The newest valid checkpoint of an output folder for `-r auto`: the highest step among last.safetensors, its previous one and
 /// checkpoint*.safetensors that reads and verifies; empty path if there is none. `skipped` gets a line for each that does not.
-std::filesystem::path newest_checkpoint(const std::filesystem::path& folder, std::vector<std::string>& skipped);
+std::filesystem::path newest_checkpoint(const std::filesystem::path& folder, std::vector<std::string>& skipped, const Moved& moved = {});
 
 /// hash_bytes in hex.
 std::string hash_text(std::span<const std::byte> bytes);

@@ -46,6 +46,16 @@ bool Replicas::any(bool flag, const char* what) {
 
 void Replicas::share(dist::Communicator& communicator, const Stream& stream, ParameterStore& store, Optimizer& optimizer, CheckpointInfo& info) {
   if (size() == 1) return;
+  // First what has no deadline: rank 0 may take long to read its files.
+  const Tensor steps = optimizer.steps();
+  const std::string counts = from_root({static_cast<const char*>(steps.raw()), static_cast<std::size_t>(steps.bytes())}, "updates");
+  info = info_from_text(from_root(to_text(info), "run state"));
+  if (counts.size() != static_cast<std::size_t>(steps.bytes())) throw CommError(name(), "start: the update counts of rank 0 have ", counts.size(), " bytes, wanted ", steps.bytes());
+  std::memcpy(steps.raw(), counts.data(), counts.size());
+  if (!root()) {
+    optimizer.set_steps(steps);
+    optimizer.set_ema_updates(info.ema_updates);
+  }
   std::uint64_t tag = 0;
   const auto broadcast = [&](const Tensor& tensor, const char* what) {
     communicator.broadcast(stream, tensor, 0, {std::uint64_t{1} << 40 | tag++, concat("start: ", what)})->wait(stream, dist::Clock::now() + ranks_.timeout);
@@ -56,15 +66,6 @@ void Replicas::share(dist::Communicator& communicator, const Stream& stream, Par
   broadcast(store.exp_avg_sq(), "second moments");
   store.refresh_shadow();
   communicator.watch(stream, dist::Clock::now() + ranks_.timeout, "start: state of rank 0");
-  const Tensor steps = optimizer.steps();
-  const std::string counts = from_root({static_cast<const char*>(steps.raw()), static_cast<std::size_t>(steps.bytes())}, "updates");
-  if (counts.size() != static_cast<std::size_t>(steps.bytes())) throw CommError(name(), "start: the update counts of rank 0 have ", counts.size(), " bytes, wanted ", steps.bytes());
-  std::memcpy(steps.raw(), counts.data(), counts.size());
-  info = info_from_text(from_root(to_text(info), "run state"));
-  if (!root()) {
-    optimizer.set_steps(steps);
-    optimizer.set_ema_updates(info.ema_updates);
-  }
   expect_equal_hash(state_hash(store, optimizer), info.state.step);
 }
 

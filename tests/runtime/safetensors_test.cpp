@@ -247,6 +247,22 @@ TEST_CASE("safetensors: writing keeps the one before", "[cpu]") {
   expect_throws<StorageError>([&] { write_safetensors(dir / "none" / "a", one(3), {}); }, "cannot be created");
 }
 
+TEST_CASE("safetensors: who waits for a file is told as each tensor goes by", "[cpu]") {
+  const TempDir dir;
+  int moved = 0;
+  const Moved count = [&] { ++moved; };
+  std::vector<NamedTensor> tensors{{"count", host_tensor<std::int64_t>({}, {7})}};
+  for (const char* name : {"a", "b", "c"}) tensors.push_back({name, host_zeros({20 << 20}, DType::f32)});   // 80 MiB each: synced on the way
+  write_safetensors(dir / "a", tensors, {}, {}, count);
+  CHECK(moved == 4);
+  const SafetensorsFile file(dir / "a", count);
+  CHECK(moved == 4);
+  file.verify();
+  CHECK(moved == 8);
+  file.read("count");
+  CHECK(moved == 9);
+}
+
 TEST_CASE("safetensors: hash", "[cpu]") {
   const auto hash = [](const std::string& text, std::uint64_t seed = 0) { return hash_bytes(std::as_bytes(std::span(text.data(), text.size())), seed); };
   const std::string text(100, 'a');

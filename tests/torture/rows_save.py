@@ -1,4 +1,4 @@
-"""Rows 14, 15, 35 to 38: stops, saves and resumes."""
+"""Rows 14, 15, 35 to 38 and 44: stops, saves and resumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from checkpoint import Checkpoint, expect_same_state
-from job import Skip, Trial, expect
+from job import Job, Skip, Trial, expect
 from registry import row
 from runs import expect_no_temporaries, expect_resumes, hash_at_end, paced, undisturbed_hash
 
@@ -167,3 +167,32 @@ def killed_and_resumed(t: Trial) -> None:
     t.train(ranks, ["-r", "auto", "--max-steps", str(steps)]).expect_end(0)
     expect_same_state(t.folder / "whole" / "last.safetensors", t.folder / "run" / "last.safetensors")
     expect_no_temporaries(t.folder / "run")
+
+
+@row(44, "the disk is slow", "s a save took")
+def slow_disk(t: Trial) -> float:
+    """A checkpoint that is written, or read, slower than T is no stall while it moves on."""
+    if not shutil.which("strace"):
+        raise Skip("no strace")
+    t.train(1, ["--max-steps", "1"], output="alone").expect_end(0)
+    tensors = len(Checkpoint(t.folder / "alone" / "last.safetensors").entries)
+
+    def slow(call: str, steps: int, more: list[str]) -> Job:
+        """Each such call is late; a checkpoint has one for each tensor."""
+        delay = int(1.5 * t.timeout_s / tensors * 1e6)
+        wrapper = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:delay_enter={delay}"]
+        job = t.train(2, ["--max-steps", str(steps), "--batch-size", "2", *more], wrapper=wrapper)
+        job.wait_for(rf"stopped at step {steps}\b")
+        return job
+
+    saving = slow("write", 2, [])
+    began = time.monotonic()
+    saving.expect_end(0)
+    took = saving.ended - began
+    expect(took > t.timeout_s, f"the save took {took:.1f} s, less than the timeout")
+    reading = slow("pread64", 3, ["-r", "auto"])
+    reading.expect_end(0)
+    for job in (saving, reading):
+        expect("while others wait" not in job.err(), "slowness was taken for a stall")
+    expect(Checkpoint(t.folder / "run" / "last.safetensors").step() == 3, "the checkpoint is not of step 3")
+    return took
