@@ -4,6 +4,7 @@
 #include "kernels/batch_norm.h"
 #include "kernels/layer_norm.h"
 #include "kernels/pointwise.h"
+#include "runtime/error.h"
 
 namespace detr {
 
@@ -43,6 +44,55 @@ Variable shared_batch_norm(Context& ctx, const Variable& x, const Variable& weig
                     });
 }
 
+/// The same of two norms whose results are added. b's is the residual of a.
+Variable shared_batch_norm_sum(Context& ctx, const NormBranch& a, const NormBranch& b, Activation activation) {
+  SharedStatistics& shared = *ctx.statistics;
+  const std::int64_t C = a.x.dim(-1);
+  const Stream& stream = ctx.stream();
+  Tensor moments = stream.empty({2, 2, C}, DType::f64), all = stream.empty({shared.ranks(), 2, 2, C}, DType::f64);
+  const auto half = [C](const Tensor& both, std::int64_t norm) { return both.view(norm * 2 * C, {2, C}); };
+  Tensor of_a = half(moments, 0), of_b = half(moments, 1);
+  kernels::batch_norm_moments(stream, a.x.value(), of_a);
+  kernels::batch_norm_moments(stream, b.x.value(), of_b);
+  const int call = shared.gather_forward(stream, moments, all);
+  struct Kept {
+    Tensor x, weight, bias, mean, rstd;
+  };
+  const auto combine = [&](const NormBranch& n, std::int64_t norm) {
+    Kept kept{n.x.value(), n.weight.value(), n.bias.value(), ctx.empty_like(n.weight.value()), ctx.empty_like(n.weight.value())};
+    RunningStats running = n.running;
+    kernels::batch_norm_combine(stream, {all, norm}, kept.x.rows(), n.eps, n.momentum, running.mean, running.var, kept.mean, kept.rstd);
+    return kept;
+  };
+  const Kept first = combine(a, 0), second = combine(b, 1);
+  Tensor y = ctx.empty_like(first.x), residual = ctx.empty_like(first.x);
+  kernels::batch_norm_apply(stream, second.x, second.weight, second.bias, nullptr, Activation::none, second.mean, second.rstd, residual);
+  kernels::batch_norm_apply(stream, first.x, first.weight, first.bias, &residual, activation, first.mean, first.rstd, y);
+
+  const Tensor kept_residual = activation == Activation::silu ? residual : Tensor(), kept_y = activation == Activation::relu ? y : Tensor();
+  return ctx.record("batch_norm_sum", {a.x, a.weight, a.bias, b.x, b.weight, b.bias}, y,
+                    [first, second, residual = kept_residual, y = kept_y, activation, half, &shared, call](Context& c, const Tensor& dy, Wanted want) {
+                      const bool exchanges = want[0] || want[3];   // the same on all ranks
+                      const std::int64_t channels = first.x.dim(-1);
+                      Tensor g = c.empty_like(dy), sums = exchanges ? c.stream().empty({2, 2, channels}, DType::f64) : Tensor();
+                      Tensor sums_a = exchanges ? half(sums, 0) : Tensor(), sums_b = exchanges ? half(sums, 1) : Tensor();
+                      kernels::batch_norm_backward_sums(c.stream(), dy, first.x, first.weight, first.bias, residual.defined() ? &residual : nullptr, y,
+                                                        first.mean, first.rstd, activation, exchanges ? &sums_a : nullptr, want[1], want[2], &g);
+                      kernels::batch_norm_backward_sums(c.stream(), g, second.x, second.weight, second.bias, nullptr, Tensor(), second.mean,
+                                                        second.rstd, Activation::none, exchanges ? &sums_b : nullptr, want[4], want[5], nullptr);
+                      if (!exchanges) return;
+                      Tensor all_sums = c.stream().empty({shared.ranks(), 2, 2, channels}, DType::f64);
+                      shared.gather_backward(c.stream(), call, sums, all_sums);
+                      const auto apply = [&](const Kept& n, std::int64_t norm, Tensor* dx) {
+                        if (!dx) return;
+                        kernels::batch_norm_backward_apply(c.stream(), g, n.x, n.weight, n.bias, nullptr, Tensor(), n.mean, n.rstd, Activation::none,
+                                                           {all_sums, norm}, *dx);
+                      };
+                      apply(first, 0, want[0]);
+                      apply(second, 1, want[3]);
+                    });
+}
+
 }  // namespace
 
 Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual,
@@ -68,6 +118,13 @@ Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, con
                       kernels::batch_norm_backward(c.stream(), dy, x, weight, bias, residual.defined() ? &residual : nullptr, y, mean, rstd,
                                                    activation, batch_statistics, want[0], want[1], want[2], want[3]);
                     });
+}
+
+Variable batch_norm_sum(Context& ctx, const NormBranch& a, const NormBranch& b, Activation activation, bool batch_statistics) {
+  DETR_CHECK(a.x.shape() == b.x.shape(), "batch_norm_sum: maps of one shape, got ", a.x.shape(), " and ", b.x.shape());
+  if (batch_statistics && ctx.statistics) return shared_batch_norm_sum(ctx, a, b, activation);
+  const Variable residual = batch_norm(ctx, b.x, b.weight, b.bias, Variable(), Activation::none, b.eps, b.momentum, batch_statistics, b.running);
+  return batch_norm(ctx, a.x, a.weight, a.bias, residual, activation, a.eps, a.momentum, batch_statistics, a.running);
 }
 
 Variable layer_norm(Context& ctx, const Variable& x, const Variable& residual, const Variable& weight, const Variable& bias, double eps) {

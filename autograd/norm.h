@@ -18,6 +18,17 @@ struct RunningStats {
 Variable batch_norm(Context& ctx, const Variable& x, const Variable& weight, const Variable& bias, const Variable& residual,
                     kernels::Activation activation, double eps, double momentum, bool batch_statistics, RunningStats running);
 
+/// One of two batch norms whose results are added.
+struct NormBranch {
+  Variable x, weight, bias;
+  double eps, momentum;
+  RunningStats running;
+};
+
+/// act(norm(a) + norm(b)) of maps of one shape, such as the branches of a RepVGG unit: what two batch_norm make, b's result being a's residual.
+/// Where the context has SharedStatistics, one exchange serves both.
+Variable batch_norm_sum(Context& ctx, const NormBranch& a, const NormBranch& b, kernels::Activation activation, bool batch_statistics);
+
 /// Layer norm of x + residual (residual may be undefined). Shapes: kernels/layer_norm.h.
 Variable layer_norm(Context& ctx, const Variable& x, const Variable& residual, const Variable& weight, const Variable& bias, double eps);
 

@@ -100,6 +100,16 @@ void add_norms(std::vector<OpCase>& cases) {
                        return y;
                      }});
   }
+  cases.push_back({"batch_norm_sum, shared statistics",
+                   {normals({2, 3, 2, 3}, 63), wide(uniforms({3}, 0.5, 1.5, 64)), wide(normals({3}, 65)), normals({2, 3, 2, 3}, 66), wide(uniforms({3}, 0.5, 1.5, 67)), wide(normals({3}, 68))},
+                   {wide(normals({3}, 69)), wide(uniforms({3}, 0.5, 1.5, 70)), wide(normals({3}, 71)), wide(uniforms({3}, 0.5, 1.5, 72))},
+                   [twins = std::make_shared<Twins>()](Context& c, Inputs in, Constants running) {
+                     c.statistics = twins.get();
+                     const Variable y = batch_norm_sum(c, {in[0], in[1], in[2], 1e-5, 0.1, {running[0], running[1]}}, {in[3], in[4], in[5], 1e-5, 0.1, {running[2], running[3]}},
+                                                       Activation::silu, true);
+                     c.statistics = nullptr;
+                     return y;
+                   }});
   cases.push_back({"layer_norm", {normals({3, 5}, 12), normals({3, 5}, 13), wide(normals({5}, 14)), wide(normals({5}, 15))}, {},
                    [](Context& c, Inputs in, Constants) { return layer_norm(c, in[0], in[1], in[2], in[3], 1e-5); }});
 }

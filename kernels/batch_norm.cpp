@@ -57,10 +57,14 @@ const Tensor& check_backward(bool reads_x, const Tensor& dy, const Tensor& x, co
   return map;
 }
 
-/// (W, 2, C) for some W >= 1.
-void check_exchanged(const Tensor& like, const char* what, const Tensor& all, std::int64_t channels) {
-  DETR_CHECK(all.defined() && all.rank() == 3 && all.dim(0) >= 1, what, " must be (W, 2, ", channels, ") of W ranks, got ", all);
-  expect_tensor(like, what, all, {all.dim(0), 2, channels}, DType::f64);
+/// (W, 2, C) or (W, K, 2, C) for some W, K >= 1.
+void check_exchanged(const Tensor& like, const char* what, const Exchanged& exchanged, std::int64_t channels) {
+  const Tensor& all = exchanged.all;
+  const bool several = all.defined() && all.rank() == 4;
+  DETR_CHECK(all.defined() && (several || all.rank() == 3) && all.dim(0) >= 1, what, " must be (W, 2, ", channels, ") of W ranks, got ", all);
+  const std::int64_t norms = several ? all.dim(1) : 1;
+  expect_tensor(like, what, all, several ? Shape{all.dim(0), norms, 2, channels} : Shape{all.dim(0), 2, channels}, DType::f64);
+  DETR_CHECK(exchanged.norm >= 0 && exchanged.norm < norms, what, ": there is no norm ", exchanged.norm, " in ", all);
 }
 
 }  // namespace
@@ -104,7 +108,7 @@ void batch_norm_moments(const Stream& stream, const Tensor& x, Tensor& moments) 
   DETR_DISPATCH(x.device(), batch_norm_moments, stream, x, moments);
 }
 
-void batch_norm_combine(const Stream& stream, const Tensor& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
+void batch_norm_combine(const Stream& stream, const Exchanged& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
                         Tensor& running_var, Tensor& mean, Tensor& rstd) {
   DETR_CHECK(mean.defined() && mean.rank() == 1, "batch_norm: mean must be (C), got ", mean);
   check_exchanged(mean, "batch_norm: moments", moments, mean.dim(0));
@@ -139,7 +143,7 @@ void batch_norm_backward_sums(const Stream& stream, const Tensor& dy, const Tens
 
 void batch_norm_backward_apply(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                                const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
-                               const Tensor& sums, Tensor& dx) {
+                               const Exchanged& sums, Tensor& dx) {
   check_backward(true, dy, x, weight, bias, residual, y, mean, rstd, activation);
   check_exchanged(x, "batch_norm: sums", sums, x.dim(-1));
   expect_like(x, "batch_norm: dx", dx, x.shape());

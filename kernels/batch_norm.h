@@ -54,18 +54,30 @@ void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x
 ///   forward   moments - exchange - combine - apply
 ///   backward  backward_sums - exchange - backward_apply
 
+/// What the ranks have exchanged: (W, 2, C), f64, by rank; or (W, K, 2, C), of K norms with as many channels that share an exchange.
+struct Exchanged {
+  Exchanged(const Tensor& all_, std::int64_t norm_ = 0) : all(all_), norm(norm_) {}   // NOLINT: an exchange of one norm is its tensor
+  const Tensor& all;
+  std::int64_t norm;   ///< which of the K is meant
+
+  std::int64_t ranks() const { return all.dim(0); }
+  /// The first rank's numbers of this norm, and how many lie between those of two ranks.
+  const double* first() const { return all.data<double>() + norm * 2 * all.dim(-1); }
+  std::int64_t stride() const { return all.numel() / ranks(); }
+};
+
 /// moments (2, C), f64, out: of each channel the mean of this rank's rows, and the sum of the squares of their deviations from it. R >= 1.
 void batch_norm_moments(const Stream& stream, const Tensor& x, Tensor& moments);
 
 /// The statistics of all W R rows from each rank's moments, and what batch_norm_forward makes of them. Ranks are added one by one in their
 /// order, always by means and squared deviations, so that a mean far above the deviation costs no digits.
 ///
-/// moments            (W, 2, C)  f64, by rank
+/// moments            of each rank
 /// rows                          R >= 1
 /// running_mean, running_var, mean, rstd (C)  as in batch_norm_forward; R there is W R here
 ///
 /// Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", doi:10.1080/00031305.1983.10483115, eq. 2.1.
-void batch_norm_combine(const Stream& stream, const Tensor& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
+void batch_norm_combine(const Stream& stream, const Exchanged& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
                         Tensor& running_var, Tensor& mean, Tensor& rstd);
 
 /// y from the statistics. R may be 0.
@@ -85,13 +97,13 @@ void batch_norm_backward_sums(const Stream& stream, const Tensor& dy, const Tens
 
 /// dx = weight rstd (g - sum(g) / (W R) - (x - mean) rstd^2 sum(g (x - mean)) / (W R)), with the sums of all ranks, added in their order.
 ///
-/// sums  (W, 2, C)  f64, by rank
+/// sums  of each rank
 /// dx    like dy    out
 ///
 /// Other inputs as in batch_norm_backward_sums. Where that wrote dresidual, the same bits come sooner from dy = dresidual and activation none.
 void batch_norm_backward_apply(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                                const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
-                               const Tensor& sums, Tensor& dx);
+                               const Exchanged& sums, Tensor& dx);
 
 namespace cpu {
 extern decltype(kernels::batch_norm_forward) batch_norm_forward;

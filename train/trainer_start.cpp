@@ -146,7 +146,7 @@ void Trainer::build_loaders() {
 }
 
 void Trainer::restore() {
-  enter("restore");
+  enter("start");
   if (replicas_.root()) load_state();
   enter("start", dist::Waits::peers);
   CheckpointInfo shared = info();

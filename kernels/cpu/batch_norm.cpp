@@ -261,18 +261,18 @@ void batch_norm_moments(const Stream& stream, const Tensor& x, Tensor& moments) 
   });
 }
 
-void batch_norm_combine(const Stream&, const Tensor& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
+void batch_norm_combine(const Stream&, const Exchanged& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
                         Tensor& running_var, Tensor& mean, Tensor& rstd) {
   dispatch_float("batch_norm", mean.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const Statistics<T> statistics{eps, momentum, running_mean.data<T>(), running_var.data<T>(), mean.data<T>(), rstd.data<T>()};
-    const std::int64_t ranks = moments.dim(0), C = mean.dim(0);
+    const std::int64_t ranks = moments.ranks(), C = mean.dim(0);
     const auto R = static_cast<double>(rows);
     for (std::int64_t c = 0; c < C; ++c) {
-      const double* rank = moments.data<double>() + c;
+      const double* rank = moments.first() + c;
       double m = rank[0], squares = rank[C];
       for (std::int64_t w = 1; w < ranks; ++w) {   // w R rows so far, and R more
-        rank += 2 * C;
+        rank += moments.stride();
         const double distance = rank[0] - m, share = 1 / static_cast<double>(w + 1);
         m += distance * share;
         squares += rank[C] + distance * distance * (R * static_cast<double>(w) * share);
@@ -307,14 +307,14 @@ void batch_norm_backward_sums(const Stream& stream, const Tensor& dy, const Tens
 
 void batch_norm_backward_apply(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                                const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
-                               const Tensor& sums, Tensor& dx) {
+                               const Exchanged& sums, Tensor& dx) {
   dispatch_float("batch_norm", dy.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const BeforeActivation<T> before(dy, x, weight, bias, residual, y, mean, rstd, activation);
-    const std::int64_t ranks = sums.dim(0), C = before.C;
+    const std::int64_t ranks = sums.ranks(), C = before.C;
     ColumnSums total{std::vector<double>(static_cast<std::size_t>(C)), std::vector<double>(static_cast<std::size_t>(C))};
     for (std::int64_t w = 0; w < ranks; ++w) {
-      const double* rank = sums.data<double>() + 2 * C * w;
+      const double* rank = sums.first() + w * sums.stride();
       for (std::size_t c = 0; c < total.first.size(); ++c) {
         total.first[c] += rank[c];
         total.second[c] += rank[static_cast<std::size_t>(C) + c];

@@ -148,7 +148,7 @@ void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x
       in.dx = pointer<T>(batch_statistics ? dx : nullptr);
       if (dresidual) in.dy = in.dresidual;   // what the first pass left there is g
       second_pass<T, V>(stream, in.dx ? tiles : column_tiles<V>(R, C, 1), dresidual || !in.dx ? Activation::none : activation, in,
-                        {partial, tiles.parts, nullptr, 1, static_cast<double>(R)});
+                        {partial, tiles.parts, nullptr, 1, 0, static_cast<double>(R)});
     });
   });
 }
@@ -170,14 +170,14 @@ void batch_norm_moments(const Stream& stream, const Tensor& x, Tensor& moments) 
   });
 }
 
-void batch_norm_combine(const Stream& stream, const Tensor& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
+void batch_norm_combine(const Stream& stream, const Exchanged& moments, std::int64_t rows, double eps, double momentum, Tensor& running_mean,
                         Tensor& running_var, Tensor& mean, Tensor& rstd) {
   constexpr int kThreads = 128;
-  const std::int64_t ranks = moments.dim(0), C = mean.dim(0);
+  const std::int64_t C = mean.dim(0);
   const Statistics statistics{nullptr, 0, eps, momentum, running_mean.data<float>(), running_var.data<float>(), mean.data<float>(),
                               rstd.data<float>()};
-  launch(stream, combine_kernel, blocks_for(C, kThreads), kThreads, 0, moments.data<double>(), static_cast<int>(ranks), static_cast<int>(C),
-         static_cast<double>(rows), statistics);
+  launch(stream, combine_kernel, blocks_for(C, kThreads), kThreads, 0, moments.first(), static_cast<int>(moments.ranks()), moments.stride(),
+         static_cast<int>(C), static_cast<double>(rows), statistics);
 }
 
 void batch_norm_apply(const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor* residual,
@@ -220,8 +220,8 @@ void batch_norm_backward_sums(const Stream& stream, const Tensor& dy, const Tens
 
 void batch_norm_backward_apply(const Stream& stream, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                                const Tensor* residual, const Tensor& y, const Tensor& mean, const Tensor& rstd, Activation activation,
-                               const Tensor& sums, Tensor& dx) {
-  const std::int64_t C = dy.dim(-1), R = dy.rows(), ranks = sums.dim(0);
+                               const Exchanged& sums, Tensor& dx) {
+  const std::int64_t C = dy.dim(-1), R = dy.rows(), ranks = sums.ranks();
   if (C == 0) return;
   dispatch_float("batch_norm", dy.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -230,7 +230,7 @@ void batch_norm_backward_apply(const Stream& stream, const Tensor& dy, const Ten
     dispatch_vectors<T>(all_fit<T>(C, {in.dy, in.x, in.other, in.dx}), [&](auto vector) {
       constexpr int V = decltype(vector)::value;
       second_pass<T, V>(stream, column_tiles<V>(R, C, kTileBlocks), activation, in,
-                        {nullptr, 0, sums.data<double>(), static_cast<int>(ranks), static_cast<double>(R) * static_cast<double>(ranks)});
+                        {nullptr, 0, sums.first(), static_cast<int>(ranks), sums.stride(), static_cast<double>(R) * static_cast<double>(ranks)});
     });
   });
 }

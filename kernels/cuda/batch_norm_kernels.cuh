@@ -266,12 +266,13 @@ __global__ void __launch_bounds__(kTileThreads, kSums || kind == Activation::sil
 }
 
 /// Sums of g and g (x - mean) over all rows that share the statistics, `rows` in number: of this rank's alone by parts, partial (parts, C),
-/// or where that is null of each rank's, exchanged (ranks, 2, C).
+/// or where that is null of each rank's, exchanged (2, C) for each, `stride` numbers apart.
 struct GradientSums {
   const float2* partial;
   int parts;
   const double* exchanged;
   int ranks;
+  std::int64_t stride;
   double rows;
 
   /// Those of column first_column + t in thread t < width; all threads of the block call it.
@@ -281,7 +282,7 @@ struct GradientSums {
     double2 total{0, 0};
     if (thread >= width || column >= columns) return total;
     for (int rank = 0; rank < ranks; ++rank) {
-      const double* share = exchanged + static_cast<std::int64_t>(rank) * 2 * columns + column;
+      const double* share = exchanged + rank * stride + column;
       total.x += share[0];
       total.y += share[columns];
     }
@@ -345,13 +346,13 @@ __global__ void __launch_bounds__(kTileThreads)
   moments[C + c] = squares;
 }
 
-/// The statistics of `ranks` times `rows` rows from their moments, all (ranks, 2, C), rank after rank; one thread for each channel.
-__global__ void combine_kernel(const double* all, int ranks, int C, double rows, const Statistics statistics) {
+/// The statistics of `ranks` times `rows` rows from their moments, (2, C) for each rank, `stride` numbers apart; one thread for each channel.
+__global__ void combine_kernel(const double* all, int ranks, std::int64_t stride, int C, double rows, const Statistics statistics) {
   const int c = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (c >= C) return;
   double mean = all[c], squares = all[C + c];
   for (int rank = 1; rank < ranks; ++rank) {   // rank times `rows` rows so far, and `rows` more
-    const double* share = all + static_cast<std::int64_t>(rank) * 2 * C + c;
+    const double* share = all + rank * stride + c;
     const double distance = share[0] - mean, part = 1 / static_cast<double>(rank + 1);
     mean += distance * part;
     squares += share[C] + distance * distance * (rows * rank * part);

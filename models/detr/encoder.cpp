@@ -14,7 +14,6 @@ CspRepBlock::CspRepBlock(ParameterList& list, const std::string& name, std::int6
     : conv1(list, name + ".conv1", in, hidden, 1, 1, Activation::silu), conv2(list, name + ".conv2", in, hidden, 1, 1, Activation::silu) {
   for (std::int64_t i = 0; i < n; ++i) {
     const std::string unit = concat(name, ".bottlenecks.", i);
-    // The 1 x 1 branch comes in as the residual of the 3 x 3 branch's norm, so SiLU is applied to the sum.
     ConvNorm three(list, unit + ".conv1", hidden, hidden, 3, 1, Activation::silu);
     ConvNorm one(list, unit + ".conv2", hidden, hidden, 1, 1, Activation::none);
     units.emplace_back(std::move(three), std::move(one));
@@ -24,7 +23,7 @@ CspRepBlock::CspRepBlock(ParameterList& list, const std::string& name, std::int6
 
 Variable CspRepBlock::forward(Context& ctx, const Variable& x) const {
   Variable y = conv1.forward(ctx, x);
-  for (const auto& [three, one] : units) y = three.forward(ctx, y, one.forward(ctx, y));
+  for (const auto& [three, one] : units) y = sum_of_branches(ctx, three, one, y);
   const Variable z = add(ctx, y, conv2.forward(ctx, x));
   return conv3 ? conv3->forward(ctx, z) : z;
 }

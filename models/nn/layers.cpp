@@ -61,6 +61,10 @@ Variable BatchNorm::forward(Context& ctx, const Variable& x, Activation activati
                     {running_mean.value(), running_var.value()});
 }
 
+NormBranch BatchNorm::branch(Context& ctx, const Variable& x) const {
+  return {x, ctx.leaf(weight), ctx.leaf(bias), eps, momentum, {running_mean.value(), running_var.value()}};
+}
+
 ConvNorm::ConvNorm(ParameterList& list, const std::string& name, std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
                    Activation act, bool frozen_norm, Init weight_init)
     : weight(list.add(name + ".conv.weight", {out, kernel, kernel, in}, weight_init ? std::move(weight_init) : init::fan_in_uniform(in * kernel * kernel))),
@@ -74,6 +78,12 @@ Variable ConvNorm::forward(Context& ctx, const Variable& x, const Variable& resi
     return conv2d_norm(ctx, x, ctx.leaf(weight), weight.exact(), constants, residual, activation, options);
   }
   return norm.forward(ctx, conv2d(ctx, x, ctx.leaf(weight), options), activation, residual);
+}
+
+Variable sum_of_branches(Context& ctx, const ConvNorm& a, const ConvNorm& b, const Variable& x) {
+  DETR_CHECK(!a.norm.frozen && !b.norm.frozen, "sum_of_branches: a frozen norm belongs to its convolution");
+  const Variable of_b = conv2d(ctx, x, ctx.leaf(b.weight), b.options), of_a = conv2d(ctx, x, ctx.leaf(a.weight), a.options);
+  return batch_norm_sum(ctx, a.norm.branch(ctx, of_a), b.norm.branch(ctx, of_b), a.activation, ctx.training());
 }
 
 SelfAttention::SelfAttention(ParameterList& list, const std::string& name, std::int64_t d, std::int64_t a)

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "autograd/context.h"
+#include "autograd/norm.h"
 #include "kernels/activation.h"
 #include "kernels/conv2d.h"
 
@@ -46,6 +47,8 @@ struct BatchNorm {
   BatchNorm(ParameterList& list, const std::string& name, std::int64_t channels, bool frozen);
   /// act(norm(x) + residual); residual may be undefined.
   Variable forward(Context& ctx, const Variable& x, Activation activation, const Variable& residual = {}) const;
+  /// For batch_norm_sum.
+  NormBranch branch(Context& ctx, const Variable& x) const;
 };
 
 /// Convolution without bias, batch norm, activation. Names: <name>.conv.weight, <name>.norm.*. Padding is (k - 1) / 2.
@@ -60,6 +63,9 @@ struct ConvNorm {
            Activation activation, bool frozen_norm = false, Init weight_init = {});
   Variable forward(Context& ctx, const Variable& x, const Variable& residual = {}) const;
 };
+
+/// activation(norm(conv(x)) + norm(conv(x))) of two, with the activation of `a`, as in a RepVGG unit. Their norms are not frozen.
+Variable sum_of_branches(Context& ctx, const ConvNorm& a, const ConvNorm& b, const Variable& x);
 
 /// Self-attention with packed in-projection (rows q, k, v). Names: <name>.in_proj_{weight,bias}, <name>.out_proj.{weight,bias}.
 struct SelfAttention {

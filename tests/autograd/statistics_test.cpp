@@ -238,6 +238,81 @@ TEST_CASE("shared statistics: gradients, and all subsets of them", "[cpu]") {
   }
 }
 
+TEST_CASE("shared statistics: the sum of two norms has the bits of the two, with one exchange", "[cpu]") {
+  const Shape shape{4, 3, 3};
+  std::vector<Tensor> inputs;   // x, weight and bias of each
+  for (int branch = 0; branch < 2; ++branch) {
+    const auto seed = static_cast<std::uint64_t>(10 * branch);
+    inputs.insert(inputs.end(), {normal(shape, 1 + seed), normal(Shape{3}, 2 + seed), normal(Shape{3}, 3 + seed)});
+  }
+  const Tensor dy = normal(shape, 30);
+  for (const Activation activation : {Activation::none, Activation::relu, Activation::silu}) {
+    for (unsigned wanted = 0; wanted < 64; ++wanted) {
+      INFO("activation " << static_cast<int>(activation) << ", wanted " << wanted);
+      struct Outcome {
+        Tensor y;
+        std::vector<Tensor> gradients;
+        RunningStats running[2];
+        Copies statistics{3};
+      };
+      const auto run = [&](bool together) {
+        Outcome out;
+        for (RunningStats& running : out.running) running = running_stats(3);
+        Tape tape;
+        Context ctx(Stream::cpu(1), &tape, true);
+        ctx.statistics = &out.statistics;
+        const std::vector<Variable> in = variables_of(tape, inputs, wanted);
+        Variable y;
+        if (together) {
+          y = batch_norm_sum(ctx, {in[0], in[1], in[2], 1e-5, 0.1, out.running[0]}, {in[3], in[4], in[5], 1e-3, 0.2, out.running[1]}, activation, true);
+        } else {
+          const Variable b = batch_norm(ctx, in[3], in[4], in[5], Variable(), Activation::none, 1e-3, 0.2, true, out.running[1]);
+          y = batch_norm(ctx, in[0], in[1], in[2], b, activation, 1e-5, 0.1, true, out.running[0]);
+        }
+        if (wanted != 0) tape.backward(ctx, y, dy);
+        out.y = y.value();
+        for (std::size_t i = 0; i < in.size(); ++i) out.gradients.push_back(wanted >> i & 1U ? tape.gradient(in[i]) : Tensor());
+        return out;
+      };
+      const Outcome got = run(true), separate = run(false);
+      expect_same_bits(got.y, separate.y);
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (wanted >> i & 1U) expect_same_bits(got.gradients[i], separate.gradients[i]);
+      }
+      for (int branch = 0; branch < 2; ++branch) {
+        expect_same_bits(got.running[branch].mean, separate.running[branch].mean);
+        expect_same_bits(got.running[branch].var, separate.running[branch].var);
+      }
+      CHECK(got.statistics.forward_calls == 1);
+      CHECK(separate.statistics.forward_calls == 2);
+      const bool exchanges = (wanted & 1U) != 0 || (wanted & 8U) != 0;
+      CHECK(got.statistics.backward_calls == (exchanges ? std::vector<int>{0} : std::vector<int>{}));
+    }
+  }
+}
+
+TEST_CASE("shared statistics: gradients of the sum of two norms, and all subsets of them", "[cpu]") {
+  for (const bool shared : {true, false}) {
+    for (const bool batch : {true, false}) {
+      INFO("shared " << shared << ", batch statistics " << batch);
+      Copies statistics(2);
+      const Op op = [&](Context& ctx, Inputs in) {
+        if (shared) ctx.statistics = &statistics;
+        return batch_norm_sum(ctx, {in[0], in[1], in[2], 1e-5, 0.1, running_stats(3)}, {in[3], in[4], in[5], 1e-5, 0.1, running_stats(3)}, Activation::silu, batch);
+      };
+      const std::vector<Tensor> inputs = {normal({2, 1, 3, 3}, 1), normal(Shape{3}, 2), normal(Shape{3}, 3), normal({2, 1, 3, 3}, 4), normal(Shape{3}, 5), normal(Shape{3}, 6)};
+      expect_gradients(op, inputs);
+      expect_gradient_subsets(op, inputs);
+    }
+  }
+  Tape tape;
+  Context ctx(Stream::cpu(1), &tape, true);
+  const Variable map(normal({4, 3}, 1)), other(normal({5, 3}, 1)), channel(normal(Shape{3}, 2));
+  expect_throws<InvalidArgument>([&] {
+    batch_norm_sum(ctx, {map, channel, channel, 1e-5, 0.1, running_stats(3)}, {other, channel, channel, 1e-5, 0.1, running_stats(3)}, Activation::none, true);
+  }, "batch_norm_sum: maps of one shape, got (4, 3) and (5, 3)");
+}
+
 TEST_CASE("shared statistics: backward exchanges where x wants a gradient, and nowhere else", "[cpu]") {
   const Shape shape{4, 3};
   const std::vector<Tensor> inputs = {normal(shape, 1), normal(Shape{3}, 2), normal(Shape{3}, 3), normal(shape, 4)};

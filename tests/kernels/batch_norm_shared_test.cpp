@@ -222,6 +222,31 @@ TEST_CASE("shared batch_norm: any subset of gradients has the same bits, with an
   }
 }
 
+TEST_CASE("shared batch_norm: of norms that share an exchange each takes its own numbers", "[cpu]") {
+  constexpr std::int64_t W = 3, K = 2, C = 5;
+  const Tensor together = random({W, K, 2, C}, DType::f64, 1), x = random({4, C}, DType::f64, 2), dy = random({4, C}, DType::f64, 3), channel = random({C}, DType::f64, 4);
+  for (std::int64_t norm = 0; norm < K; ++norm) {
+    Tensor alone = host_zeros({W, 2, C}, DType::f64);
+    for (std::int64_t w = 0; w < W; ++w) {
+      for (std::int64_t i = 0; i < 2 * C; ++i) alone.data<double>()[w * 2 * C + i] = together.data<double>()[(w * K + norm) * 2 * C + i];
+    }
+    const auto results = [&](const kernels::Exchanged& exchanged) {
+      std::vector<Tensor> out;
+      for (int i = 0; i < 4; ++i) out.push_back(host_tensor<double>({C}, values_of(channel)));
+      kernels::batch_norm_combine(Stream::cpu(1), exchanged, 4, 1, 0.25, out[0], out[1], out[2], out[3]);
+      out.push_back(poisoned({4, C}, DType::f64));
+      kernels::batch_norm_backward_apply(Stream::cpu(1), dy, x, channel, channel, nullptr, Tensor(), out[2], out[3], Activation::none, exchanged, out[4]);
+      return out;
+    };
+    const std::vector<Tensor> got = results({together, norm}), wanted = results(alone);
+    for (std::size_t i = 0; i < got.size(); ++i) expect_same_bits(got[i], wanted[i]);
+  }
+  Tensor a = host_zeros({C}, DType::f64), b = a;
+  for (const std::int64_t norm : {-1, 2}) {
+    expect_throws<InvalidArgument>([&] { kernels::batch_norm_combine(Stream::cpu(1), {together, norm}, 4, 1, 0.25, a, b, a, b); }, "batch_norm: moments: there is no norm ");
+  }
+}
+
 TEST_CASE("shared batch_norm: far means cost no digits", "[cpu]") {
   // Means of a million on one rank and of a million and ten on the other, deviations of about one.
   Batch batch(2, 3000, 3, DType::f64);
