@@ -59,7 +59,7 @@ class Watcher {
 /// A job fails when (the first of these is its failure)
 ///   a rank sends a failure whose code is not kPeerCode, or a rank is lost: its connection closes, or its process ends, without a goodbye;
 ///   a rank has not greeted within R;
-///   a rank stalls: it has not moved for T, or given no sign of life for T and a beat, while another rank waits that long; a line warns at T / 3;
+///   a rank stalls: it has given no sign of life for T and a beat, or has not moved for T while another rank waits that long; a line warns at T / 3;
 ///   an exchange is not complete by its deadline, or waits on Line::main for a rank that has left;
 ///   a rank sends a failure with kPeerCode and, for 1 s and as long as a rank is suspected of a stall, none of the above has shown up.
 /// Then every rank that is still there is told, and failure() has the answer.

@@ -217,10 +217,10 @@ Clock::duration Judge::stalled_for(int rank, Time now) const {
     if (states_[at(r)].waiting) others = std::max(others, now - other.waits_since);
     else if (other.launching && !gone(r)) others = std::max(others, other.sign - other.moved);
   }
-  // One that beats is known not to have moved up to its last beat. One that has fallen silent may be stopped, whatever it did before.
+  // One that beats is known not to have moved up to its last beat. One that has fallen silent may be stopped, whatever it and the others did before.
   const Clock::duration still = states_[at(rank)].waiting ? Clock::duration{} : watch.sign - watch.moved;
   const Clock::duration unheard = now - watch.sign - interval_;
-  return std::min(others, std::max(still, unheard));
+  return std::max(std::min(others, still), unheard);
 }
 
 /// The rank to blame where some have been stalled for that long; -1 if there is none.
@@ -251,7 +251,7 @@ void Judge::decide_stalled(Time now, std::vector<std::string>& warnings) {
   if (rank >= 0 && all_busy && quietest >= std::max<Clock::duration>(kNobodyMoves, 4 * timeout_))
     return fail({rank, kPeerCode, named(rank, concat("has not moved for ", seconds_text(quietest), ", nor has any other rank"))});
   if (rank < 0 || longest < timeout_ / 3) return;
-  const std::string text = named(rank, concat(silent(rank, now) ? "no sign of life for " : "has not moved for ", seconds_text(longest), " while others wait"));
+  const std::string text = named(rank, silent(rank, now) ? concat("no sign of life for ", seconds_text(longest)) : concat("has not moved for ", seconds_text(longest), " while others wait"));
   if (longest >= timeout_) {
     fail({rank, kPeerCode, text});
   } else if (Watch& watch = watches_[at(rank)]; watch.warned != watch.progress) {

@@ -19,7 +19,7 @@ namespace detr::dist {
 /// same time is listed, and where a child process is expected to be reaped, for that, which tells a crash from a kill.
 ///
 /// Note [Who stands still]
-/// A rank is stalled when it has not moved, or given no sign, for T while another waits. Waiting for other ranks is known (Waits::peers) or,
+/// A rank is stalled when it has given no sign for T, or has not moved for T while another waits. Waiting for other ranks is known (Waits::peers) or,
 /// of a rank that gives work to a GPU, guessed: where a peer does not come, its kernels pile up behind the collective until the queue is full, and then it stands
 /// still anywhere. So it counts as waiting as long as it has not moved, though it can also be the one that hangs. Of the ranks that can be meant, one that
 /// gives no sign is blamed before one that stands still at other work, and that one before those that give work to GPUs; of these the one that is farthest

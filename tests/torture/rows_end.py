@@ -143,7 +143,7 @@ def slow(t: Trial) -> float:
     # Where T / 3 is longer than the rank's sleep there is nothing to warn of either.
     job = t.train(ranks, ["--max-steps", "3", *(["--comm-timeout", "9"] if patient else [])], fault=f"sleep:ms=2000,phase=load,rank={rank}")
     job.expect_end(0)
-    warnings = len(re.findall("while others wait", job.err()))
+    warnings = len(re.findall("while others wait|no sign of life", job.err()))
     expect(not patient or warnings == 0, "a warning of a stall")
     return warnings if patient else 0
 
