@@ -87,6 +87,7 @@ void Judge::beat(int rank, const Beat& beat, Time now) {
 
 void Judge::waits(int rank, const std::string& phase, Time now) {
   goes_on(rank, now);
+  watches_[at(rank)].sign = now;
   states_[at(rank)].waiting = true;
   states_[at(rank)].phase = escape_control(phase);
   watches_[at(rank)].waits_since = now;
@@ -95,7 +96,7 @@ void Judge::waits(int rank, const std::string& phase, Time now) {
 void Judge::goes_on(int rank, Time now) {
   states_[at(rank)].waiting = false;
   watches_[at(rank)].launching = false;
-  watches_[at(rank)].moved = watches_[at(rank)].sign = now;
+  watches_[at(rank)].moved = now;
 }
 
 void Judge::left(int rank, Time now) {

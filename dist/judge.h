@@ -34,7 +34,7 @@ class Judge {
   void expect_end(int rank);
   void greeted(int rank, long pid, std::string host, Time now);
   void beat(int rank, const Beat& beat, Time now);
-  /// The rank waits in an exchange from now on, or no longer.
+  /// The rank says that it waits in an exchange from now on; it gets what it waits for, which is no sign of its own.
   void waits(int rank, const std::string& phase, Time now);
   void goes_on(int rank, Time now);
   void left(int rank, Time now);

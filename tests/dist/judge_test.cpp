@@ -211,6 +211,7 @@ TEST_CASE("judge: one that falls silent is stalled whether anybody waits for it 
       for (int r = 0; r < 3 && ms % 500 == 0; ++r) {
         if (r != 1 || ms <= 1000) c.beat(r, ms, static_cast<std::uint64_t>(others_wait ? 1 : ms), others_wait, others_wait ? ms : 0, "save");   // else rank 0 saves for long
       }
+      if (ms == 2000) c.judge.goes_on(1, c.at(ms));   // the others have come to where it waited: no sign of its own
       c.judge.decide(c.at(ms), c.warnings);
       c.decided = ms;
     }
