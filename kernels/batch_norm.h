@@ -56,7 +56,7 @@ void batch_norm_backward(const Stream& stream, const Tensor& dy, const Tensor& x
 
 /// What the ranks have exchanged: (W, 2, C), f64, by rank; or (W, K, 2, C), of K norms with as many channels that share an exchange.
 struct Exchanged {
-  Exchanged(const Tensor& all_, std::int64_t norm_ = 0) : all(all_), norm(norm_) {}   // NOLINT: an exchange of one norm is its tensor
+  Exchanged(const Tensor& all_, std::int64_t norm_ = 0) : all(all_), norm(norm_) {}   // an exchange of one norm is its tensor
   const Tensor& all;
   std::int64_t norm;   ///< which of the K is meant
 

@@ -21,13 +21,25 @@ namespace fs = std::filesystem;
 constexpr const char* kFormat = "1";
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;   // of steps, epochs, ...: what a JSON number holds exactly
 
+/// Between our layout and the reference's, models/reference_layout.h: (N, P, C) with P pixels, and (N, C, P).
 template <class T>
 void permute(const Tensor& ours, Tensor& theirs, bool to_reference) {
   const Shape& shape = ours.shape();
-  for (std::int64_t i = 0; i < ours.numel(); ++i) {
-    const std::int64_t j = models::reference_index(shape, i);
-    if (to_reference) theirs.data<T>()[j] = ours.data<T>()[i];
-    else ours.data<T>()[i] = theirs.data<T>()[j];
+  if (shape.rank() != 4) {
+    const Tensor &from = to_reference ? ours : theirs, &into = to_reference ? theirs : ours;
+    std::copy_n(from.data<T>(), ours.numel(), into.data<T>());
+    return;
+  }
+  const std::int64_t pixels = shape[1] * shape[2], C = shape[3];
+  T *a = ours.data<T>(), *b = theirs.data<T>();
+  for (std::int64_t n = 0; n < shape[0]; ++n) {
+    for (std::int64_t c = 0; c < C; ++c) {
+      for (std::int64_t p = 0; p < pixels; ++p) {
+        T &own = a[(n * pixels + p) * C + c], &other = b[(n * C + c) * pixels + p];
+        if (to_reference) other = own;
+        else own = other;
+      }
+    }
   }
 }
 
