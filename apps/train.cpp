@@ -202,8 +202,7 @@ Start read_start(const TrainFlags& flags, const Place& place, bool root) {
   Start start;
   // Locked before it is looked at: another run may be replacing the files in it.
   if (root && flags.resume == "auto" && fs::is_directory(flags.output_dir)) start.lock = lock_folder(flags.output_dir);
-  const auto& control = place.control;
-  start.resume = resume_file(flags, root, control ? [&] { control->tick(); } : Moved());
+  start.resume = resume_file(flags, root, train::progress_of(place.control));
   start.config = read_config(flags, place.common, start.resume);
   start.run = start.config.resolve();
   if (!start.run.backbone_weights.empty() && !fs::exists(start.run.backbone_weights)) throw StorageError("PResNet.pretrained: ", start.run.backbone_weights, ": no such file");

@@ -93,7 +93,7 @@ class Control {
   /// of kPeerCode is taken for the consequence of another failure as long as one may show up. The first call counts; calls here
   /// throw from then on. Returns when the message has gone out, at most 200 ms later.
   void fail(int code, const std::string& text) noexcept;
-  /// A clean end of this rank. Returns when the message has gone out, at most 200 ms later.
+  /// A clean end of this rank. Returns when the message has gone out, at most 200 ms later; the destructor then waits as long for the hub to read it.
   void leave() noexcept;
 
   /// Empty, or why the job ends: the hub's word, a lost hub, or what fail() was told. Does not wait.

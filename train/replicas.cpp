@@ -25,6 +25,11 @@ void append(std::string& bytes, const T& value) {
 
 }  // namespace
 
+Moved progress_of(const std::shared_ptr<dist::Control>& control) {
+  if (!control) return {};
+  return [control] { control->tick(); };
+}
+
 std::string Replicas::name() const { return size() > 1 ? concat("rank ", rank(), ": ") : std::string(); }
 
 void Replicas::expect_equal(const dist::Manifest& manifest) {

@@ -33,6 +33,9 @@ struct RunRanks {
   int rank() const { return control ? control->rank() : 0; }
 };
 
+/// For work on files that other ranks wait for: each call is progress of this rank. Empty where there is no control.
+Moved progress_of(const std::shared_ptr<dist::Control>& control);
+
 /// What ranks say to each other beside the collectives of steps: that they begin equal, stay equal and go on in the same way. All ranks make
 /// the same calls in the same order. For one rank nothing is said.
 class Replicas {

@@ -62,12 +62,6 @@ void Trainer::enter(const char* phase, dist::Waits waits) const {
   options_.faults.at(phase, step);
 }
 
-Moved Trainer::moved() const {
-  const auto& control = options_.ranks.control;
-  if (!control) return {};
-  return [control] { control->tick(); };
-}
-
 bool Trainer::next_batch(data::Batch& batch) {
   enter("load", dist::Waits::loader);
   try {
@@ -129,7 +123,7 @@ void Trainer::save(bool finished) {
   CheckpointInfo now = info();
   now.state_hash = check_replicas();
   enter("save");
-  const std::string error = written("last.safetensors", [&](const std::filesystem::path& file) { save_checkpoint(file, *store_, *optimizer_, now, moved()); });
+  const std::string error = written("last.safetensors", [&](const std::filesystem::path& file) { save_checkpoint(file, *store_, *optimizer_, now, progress_of(options_.ranks.control)); });
   saved_at_s_ = now_s();
   save_took_s_ = saved_at_s_ - begin;
   count_save(error, finished || stopping_);
@@ -351,7 +345,7 @@ void Trainer::keep_best(const EpochRecord& record) {
   CheckpointInfo best = info();
   best.state_hash = check_replicas();
   best.scored = raw_wins || !config_.optimizer.use_ema ? "model" : "ema";
-  const std::string error = written("best.safetensors", [&](const std::filesystem::path& file) { save_weights(file, *store_, best, moved()); });
+  const std::string error = written("best.safetensors", [&](const std::filesystem::path& file) { save_weights(file, *store_, best, progress_of(options_.ranks.control)); });
   if (error.empty()) {
     best_ = result;
   } else {   // the best is what the file holds

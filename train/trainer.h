@@ -108,8 +108,6 @@ class Trainer {
   void warn(const std::string& line) const;
   /// What this rank does, for messages about it.
   void enter(const char* phase, dist::Waits waits = dist::Waits::nobody) const;
-  /// For work on files that other ranks wait for.
-  Moved moved() const;
   bool next_batch(data::Batch& batch);
   /// Warns of the pictures that the loader could not read, from the `told`-th on.
   void tell_bad(const data::Loader& loader, std::size_t& told);

@@ -158,8 +158,9 @@ void Trainer::restore() {
 }
 
 void Trainer::load_state() {
+  const Moved moved = progress_of(options_.ranks.control);
   if (!options_.resume.empty()) {
-    const CheckpointInfo info = load_checkpoint(options_.resume, *store_, *optimizer_, moved());
+    const CheckpointInfo info = load_checkpoint(options_.resume, *store_, *optimizer_, moved);
     std::vector<std::string> ours, theirs;
     for (const data::Category& c : options_.train.coco->categories) ours.push_back(concat(c.id, " ", c.name));
     for (const data::Category& c : info.classes) theirs.push_back(concat(c.id, " ", c.name));
@@ -173,13 +174,13 @@ void Trainer::load_state() {
     find_place(info);
     tell_changes(info);
   } else if (!options_.tuning.empty()) {
-    const WeightsReport report = load_weights(options_.tuning, *store_, WeightsChoice::scored, options_.allow_partial, moved());
+    const WeightsReport report = load_weights(options_.tuning, *store_, WeightsChoice::scored, options_.allow_partial, moved);
     store_->reset_ema();
     reporter_.note(concat("weights   ", options_.tuning.string(), ": ", report.matched, "/", report.tensors, " tensors, ",
                           100 * static_cast<double>(report.matched_values) / static_cast<double>(report.values), " % of the weights"));
     for (const std::string& name : report.reshaped) reporter_.note("weights   another shape, starts anew: " + name);
   } else if (!options_.backbone.empty()) {
-    const WeightsReport report = load_backbone(options_.backbone, *store_, moved());
+    const WeightsReport report = load_backbone(options_.backbone, *store_, moved);
     store_->reset_ema();
     reporter_.note(concat("weights   random; backbone: ", options_.backbone.string(), ", ", report.matched, "/", report.tensors, " tensors"));
   } else {

@@ -74,7 +74,8 @@ TEST_CASE("hub: a goodbye counts, also where the hub has something to tell befor
     REQUIRE(here());
     const Socket stranger = connect_to("127.0.0.1", port, after(5000));
     send(stranger, encode({Frame::Kind::hello, "worth a warning"}));
-    while (!held) std::this_thread::sleep_for(Milliseconds(1));
+    for (int i = 0; i < 5000 && !held; ++i) std::this_thread::sleep_for(Milliseconds(1));
+    REQUIRE(held);
     for (const Socket& rank : ranks) {
       for (int i = 0; i < 100; ++i) send(rank, encode({Frame::Kind::beat, bytes_of(Beat{})}));   // more than the hub reads before the others have their turn
       send(rank, encode({Frame::Kind::bye, {}}));

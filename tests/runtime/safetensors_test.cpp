@@ -251,8 +251,8 @@ TEST_CASE("safetensors: who waits for a file is told as each tensor goes by", "[
   const TempDir dir;
   int moved = 0;
   const Moved count = [&] { ++moved; };
-  std::vector<NamedTensor> tensors{{"count", host_tensor<std::int64_t>({}, {7})}};
-  for (const char* name : {"a", "b", "c"}) tensors.push_back({name, host_zeros({20 << 20}, DType::f32)});   // 80 MiB each: synced on the way
+  std::vector<NamedTensor> tensors{{"count", host_tensor<std::int64_t>({}, {7})}, {"large", host_zeros({20 << 20}, DType::f32)}};   // synced after it
+  for (const char* name : {"x", "y"}) tensors.push_back({name, host_zeros({3}, DType::f32)});
   write_safetensors(dir / "a", tensors, {}, {}, count);
   CHECK(moved == 4);
   const SafetensorsFile file(dir / "a", count);

@@ -1,4 +1,4 @@
-"""Rows 1 to 12 and 42: a rank, or the launcher, dies, throws, stops or crawls."""
+"""Rows 1 to 12, 42 and 45: a rank, or the launcher, dies, throws, stops or crawls."""
 
 from __future__ import annotations
 
@@ -124,6 +124,19 @@ def stopped(t: Trial) -> float:
     took = job.ended - begin
     expect(took >= 0.7 * t.timeout_s, f"it took {took:.2f} s, and T is {t.timeout_s:g} s")
     return t.expect_within(took - t.timeout_s, GONE_S)
+
+
+PHASES = ["start", "save", "rendezvous", "plan", "manifest", "connect", "load", "forward", "backward", "reduce", "update", "compare", "eval", "end"]
+
+
+@row(45, "a rank hangs, in each phase", "s beyond T, with the run before")
+def hangs(t: Trial) -> float:
+    ranks, phase = t.random.choice([2, 3]), PHASES[t.number % len(PHASES)]
+    rank = t.random.randrange(ranks)
+    begin = time.monotonic()
+    job = t.train(ranks, ["--epochs", "1", "--eval-every", "1", "--save-every", "3s", "-u", f"comm.start_timeout_s={t.timeout_s:g}"], fault=f"hang:phase={phase},rank={rank}")
+    job.expect_failure(6, rf"rank {rank}: has not (moved|come) ")
+    return t.expect_within(job.ended - begin - t.timeout_s, GONE_S + 3.0)   # a short run comes before the hang
 
 
 @row(10, "a rank stopped for less than T")

@@ -190,7 +190,9 @@ def slow_disk(t: Trial) -> float:
     saving.expect_end(0)
     took = saving.ended - began
     expect(took > t.timeout_s, f"the save took {took:.1f} s, less than the timeout")
+    began = time.monotonic()
     reading = slow("pread64", 3, ["-r", "auto"])
+    expect(time.monotonic() - began > t.timeout_s, "the load took less than the timeout")
     reading.expect_end(0)
     for job in (saving, reading):
         expect(re.search("while others wait|no sign of life", job.err()) is None, "slowness was taken for a stall")
